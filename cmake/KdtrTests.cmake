@@ -1,0 +1,44 @@
+# Unit tests by pattern, and one test per case and backend, found when ctest runs: a new fixture
+# needs no configure step.
+
+# kdtr_unit_tests(<part> <pattern>): each file is a program; it passes when it returns 0.
+function(kdtr_unit_tests part pattern)
+  kdtr_glob(sources ${pattern})
+  foreach(source IN LISTS sources)
+    cmake_path(GET source STEM stem)
+    set(target ${part}_${stem})
+    add_executable(${target} ${source})
+    target_link_libraries(${target} PRIVATE kdtr_options)
+    target_compile_definitions(${target} PRIVATE KDTR_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                                                 KDTR_BINARY_DIR="${PROJECT_BINARY_DIR}")
+    if(part STREQUAL "engine" AND TARGET kdtr_cpu_objects)
+      target_link_libraries(${target} PRIVATE kdtr_cpu_objects)
+    elseif(TARGET kdtr_judge)
+      target_link_libraries(${target} PRIVATE kdtr_judge)
+    endif()
+    string(REGEX REPLACE "_test$" "" name ${stem})
+    add_test(NAME unit.${part}.${name} COMMAND ${target} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    set_tests_properties(unit.${part}.${name} PROPERTIES LABELS "unit" SKIP_RETURN_CODE 77)
+  endforeach()
+endfunction()
+
+# kdtr_case_tests(<folders>): tests `<op>.<case>.<backend>` for the fixtures in these folders of the
+# source tree, and `<op>.score` for the planted faults of each op.
+function(kdtr_case_tests)
+  if(NOT TARGET kdtr-conform)
+    return()
+  endif()
+  list(TRANSFORM ARGN PREPEND "${PROJECT_SOURCE_DIR}/")
+  set(backends cpu)
+  if(TARGET kdtr_cuda)
+    list(APPEND backends cuda)
+  endif()
+  set(include "${PROJECT_BINARY_DIR}/case_tests.cmake")
+  file(CONFIGURE OUTPUT "${include}" @ONLY CONTENT [[
+set(conform "@PROJECT_BINARY_DIR@/kdtr-conform")
+set(folders "@ARGN@")
+set(backends "@backends@")
+include("@CMAKE_CURRENT_FUNCTION_LIST_DIR@/discover.cmake")
+]])
+  set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY TEST_INCLUDE_FILES "${include}")
+endfunction()
