@@ -27,7 +27,7 @@ _LOG = [2.0 / n for n in range(23, 1, -2)]  # 2/23, ..., 2/3
 
 
 def exp(x: Any) -> F64:
-    """e^x, elementwise, within 2 ulp; exp(-inf) = 0, exp(inf) = inf, NaN kept.
+    """Exponential, elementwise, within 2 ulp; exp(-inf) = 0, exp(inf) = inf, NaN kept.
 
     Cody-Waite reduction to |r| <= ln2/2, then the Taylor polynomial of degree 14.
     """
@@ -44,7 +44,7 @@ def exp(x: Any) -> F64:
 
 
 def expm1(x: Any) -> F64:
-    """e^x - 1 without cancellation near 0, elementwise, within 5 ulp."""
+    """Exponential less one, without cancellation near 0, elementwise, within 5 ulp."""
     x = np.asarray(x, np.float64)
     r = np.where(np.abs(x) < 0.35, x, 0.0)
     p = np.full_like(r, _EXP[14])
@@ -91,7 +91,7 @@ def total(x: Any, axis: int = -1) -> F64:
 
 
 def exact_matmul(a: F64, b: F64, where: str) -> F64:
-    """a @ b, refused unless every product and partial sum is exact in f64.
+    """Matrix product a @ b, refused unless every product and partial sum is exact in f64.
 
     Both arguments must lie on grids 2^-ga and 2^-gb (found here) such that
     K * max|a| * max|b| < 2^(53 - ga - gb): then any order of summation gives the same bits.
