@@ -23,6 +23,8 @@ CHUNK = 1 << 20
 """Elements compared at a time."""
 SAMPLE = 1 << 22
 """Elements kept for the hypotheses; larger tensors are explained from their first part."""
+HEAT = (32, 64)
+"""Rows and columns of a heat map, at most."""
 _F64 = NDArray[np.float64]
 
 
@@ -61,7 +63,11 @@ class Element:
 
 @dataclass
 class TensorDiff:
-    """The comparison of one tensor. `verdict`: equal, within, different or incomparable."""
+    """The comparison of one tensor. `verdict`: equal, within, different or incomparable.
+
+    `heat` counts mismatches over the tensor laid out as rows of its last axis, in at most
+    HEAT bins.
+    """
 
     name: str
     dtype: str
@@ -82,6 +88,7 @@ class TensorDiff:
     where: list[str] = field(default_factory=list)
     why: list[str] = field(default_factory=list)
     smallest: dict[str, float] = field(default_factory=dict)
+    heat: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -266,6 +273,9 @@ class _Scan:
         self.axis_hits = [np.zeros(n, np.int64) for n in info.shape]
         self.periods = {p: np.zeros(p, np.int64) for p in (16, 32, 64, 128)}
         self.smallest_atol = 0.0
+        self.columns = info.shape[-1] if info.shape else 1
+        self.rows = max(1, info.numel // max(1, self.columns))
+        self.heat = np.zeros((min(HEAT[0], self.rows), min(HEAT[1], self.columns)), np.int64)
 
     def add(
         self,
@@ -337,6 +347,10 @@ class _Scan:
             self.ulps.append(steps[: SAMPLE - kept])
 
     def _place(self, flat: NDArray[np.int64]) -> None:
+        rows, columns = self.heat.shape
+        row = flat // self.columns * rows // self.rows
+        column = flat % self.columns * columns // self.columns
+        np.add.at(self.heat, (row, column), 1)
         rest = flat.copy()
         for axis in range(len(self.info.shape) - 1, -1, -1):
             size = self.info.shape[axis]
@@ -395,6 +409,7 @@ class _Scan:
             diff_.smallest = {"atol": self.smallest_atol, "ulp": self.max_ulp}
         if self.bad:
             diff_.where = list(self._where())
+            diff_.heat = self.heat.tolist()
         return diff_
 
     def _where(self) -> Iterator[str]:

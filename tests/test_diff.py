@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kdtr import container, dtypes
+from kdtr import container, diff_report, dtypes
 from kdtr.diff import FileDiff, Tolerance, diff, ulp_distance
 
 RAMP = np.arange(1, 25, dtype=np.float32).reshape(4, 6)
@@ -142,3 +144,29 @@ def test_chunks_do_not_change_the_verdict(tmp_path: Path, monkeypatch: pytest.Mo
     assert parts.worst is not None
     assert parts.worst.index == [3, 5, 9]
     assert (parts.mismatches, parts.max_abs, parts.where) == (2, whole.max_abs, whole.where)
+
+
+def test_the_report_names_the_place_and_the_cause(tmp_path: Path) -> None:
+    outcome = compare(tmp_path, {"x": SPECIMEN}, {"x": SPECIMEN[[0, 3, 2, 1]]})
+    text = "\n".join(diff_report.lines(outcome))
+    assert "why: rows 1 and 3 of axis 0 swapped" in text
+    assert "0 equal, 0 within tolerance, 1 different" in text
+    assert "rows 1 and 3" in diff_report.markdown(outcome)
+    assert next(iter(diff_report.annotations(outcome))).startswith("::error file=")
+
+
+def test_the_page_escapes_names_and_holds_the_data(tmp_path: Path) -> None:
+    name = "<script>x"
+    got = SPECIMEN.copy()
+    got[0, 0, 0] = 9
+    page = diff_report.page(compare(tmp_path, {name: SPECIMEN}, {name: got}))
+    assert "<script>x" not in page
+    assert "data:image/png;base64," in page
+
+
+def test_the_heat_map_is_a_png_of_the_stated_size() -> None:
+    image = diff_report.png([[0, 1, 2], [3, 0, 0]], scale=4)
+    assert image[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">2I", image[16:24]) == (12, 8)
+    size = int.from_bytes(image[33:37], "big")
+    assert len(zlib.decompress(image[41 : 41 + size])) == 8 * (1 + 3 * 12)
