@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
-from typing import Any, BinaryIO, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ from numpy.typing import NDArray
 from kdtr import dtypes
 from kdtr.dtypes import DType
 from kdtr.errors import FormatError, KdtrError
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 Array = NDArray[Any]
 Scalar = bool | int | float | str | bytes
@@ -281,7 +284,7 @@ def _tensor_records(
             )
         previous, cursor = raw, name_off + name_len
         who = f"tensor {_text(raw)}"
-        dtype = dtypes._BY_CODE.get((code, bits)) if lanes == 1 else None
+        dtype = dtypes._BY_CODE.get((code, bits)) if lanes == 1 else None  # noqa: SLF001 (no raise)
         if dtype is None:
             got = f"({code}, {bits}, {lanes})"
             yield _Fault("E_DTYPE", at + 8, f"{who}: unknown type (code, bits, lanes)", got=got)

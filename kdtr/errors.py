@@ -29,6 +29,17 @@ class KdtrError(Exception):
             text += f" ({remedy})"
         super().__init__(text)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process borders; the constructor's arguments are more than the text.
+        return _restore, (type(self), str(self), self.__dict__)
+
+
+def _restore(kind: type[KdtrError], text: str, state: dict[str, object]) -> KdtrError:
+    error = kind.__new__(kind, text)
+    error.args = (text,)
+    error.__dict__.update(state)
+    return error
+
 
 class FormatError(KdtrError):
     """A KDTR file breaks a rule of the format. `code` is the rule's name (`E_MAGIC`, ...).

@@ -102,10 +102,13 @@ def exact_matmul(a: F64, b: F64, where: str) -> F64:
     top = float(np.max(np.abs(a), initial=0.0)) * float(np.max(np.abs(b), initial=0.0))
     if k * top * 2.0 ** (ga + gb) >= 2.0**53:
         raise ContractError(
-            where, "matrix product is not exact", "K*max|a|*max|b| < 2^(53-ga-gb)",
+            where,
+            "matrix product is not exact",
+            "K*max|a|*max|b| < 2^(53-ga-gb)",
             f"K={k} max={top:g} ga={ga} gb={gb}",
         )
-    return np.matmul(a, b)
+    product: F64 = np.matmul(a, b)
+    return product
 
 
 def grid_bits(x: F64) -> int:
@@ -127,7 +130,8 @@ def grid_bits(x: F64) -> int:
 def ceil_bits(x: Any, bits: int = 20) -> F64:
     """Round |x| up to `bits` significant bits (non-negative input), elementwise."""
     m, e = np.frexp(np.asarray(x, np.float64))
-    return np.ldexp(np.ceil(m * 2.0**bits), e - bits)
+    up: F64 = np.ldexp(np.ceil(m * 2.0**bits), e - bits)
+    return up
 
 
 def up_to_f32(x: Any) -> NDArray[np.float32]:
@@ -136,9 +140,8 @@ def up_to_f32(x: Any) -> NDArray[np.float32]:
     y = x.astype(np.float32)
     low = y.astype(np.float64) < x
     bits = y.view(np.int32)
-    return np.where(low, np.where(bits >= 0, bits + 1, bits - 1), bits).astype(np.int32).view(
-        np.float32
-    )
+    up: NDArray[np.int32] = np.where(low, np.where(bits >= 0, bits + 1, bits - 1), bits)
+    return up.astype(np.int32).view(np.float32)
 
 
 def raw_bits(seed: int, count: int) -> NDArray[np.uint64]:
@@ -164,7 +167,8 @@ def normal(seed: int, shape: tuple[int, ...], grid: int, scale: float = 1.0) -> 
     mask = np.uint64(0xFFFF)
     lanes = sum(((words >> np.uint64(s)) & mask).astype(np.float64) for s in (0, 16, 32, 48))
     x = (lanes - 131070.0) / 65536.0 * 1.7320508075688772 * scale
-    return np.ldexp(np.rint(np.ldexp(x, grid)), -grid).reshape(shape)
+    rounded: F64 = np.ldexp(np.rint(np.ldexp(x, grid)), -grid).reshape(shape)
+    return rounded
 
 
 def round_bf16(x: Any) -> F64:
@@ -187,5 +191,5 @@ def _round_mantissa(x: Any, bits: int, min_exponent: int) -> F64:
     x = np.asarray(x, np.float64)
     _, e = np.frexp(np.where(np.isfinite(x), x, 0.0))
     unit = np.maximum(e - bits, min_exponent - bits + 1)
-    y = np.ldexp(np.rint(np.ldexp(np.where(np.isfinite(x), x, 0.0), -unit)), unit)
+    y: F64 = np.ldexp(np.rint(np.ldexp(np.where(np.isfinite(x), x, 0.0), -unit)), unit)
     return np.where(np.isfinite(x), y, x)

@@ -1,0 +1,172 @@
+"""The command line. Each command imports what it needs, so that `kdtr --help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kdtr import __version__
+from kdtr.errors import KdtrError
+
+
+class _Commands(click.Group):
+    """A group whose known errors are one line and an exit code, never a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KdtrError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except BrokenPipeError:  # `kdtr list | head`
+            sys.stderr.close()
+            ctx.exit(0)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kdtr")
+def cli() -> None:
+    """Golden fixtures and conformance for speculative-decoding kernels.
+
+    Exit codes: 0 yes, 1 no (something differs or fails), 2 it could not be judged.
+    """
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="kdtr")
+
+
+_tier = click.option(
+    "--tier",
+    type=click.Choice(["small", "full"]),
+    default="small",
+    show_default=True,
+    help="small: the committed fixtures; full: the large ones too.",
+)
+_jobs = click.option("--jobs", "-j", type=click.IntRange(1), default=1, help="Processes.")
+
+
+def _recorded(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    import os
+
+    if value:
+        os.environ["KDTR_RECORDED"] = value  # worker processes inherit it
+
+
+@cli.command()
+@click.argument("ops", nargs=-1)
+@click.option("--check", is_flag=True, help="Make nothing; compare with LOCK and the files.")
+@_tier
+@_jobs
+@click.option(
+    "--recorded",
+    type=click.Path(exists=True, file_okay=False),
+    callback=_recorded,
+    expose_value=False,
+    help="Folder of inputs recorded from real models.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write both tiers here, check them against LOCK, touch nothing else.",
+)
+@click.option("--amend", is_flag=True, help="Accept a changed contract that no release holds yet.")
+def generate(
+    ops: tuple[str, ...], check: bool, tier: str, jobs: int, out: Path | None, amend: bool
+) -> None:
+    """Make the golden fixtures of OPS (all by default), or check that they are reproduced.
+
+    An interrupted run leaves goldens and LOCK as they were.
+    """
+    from kdtr import goldens
+
+    if check and (out or amend):
+        raise click.UsageError("--check makes nothing: leave out --out and --amend")
+    with _progress("checking" if check else "generating") as progress:
+        summary = goldens.generate(
+            ops,
+            "full" if tier == "full" else "small",
+            check=check,
+            amend=amend,
+            jobs=jobs,
+            out=out,
+            progress=progress,
+        )
+    for name in summary.changed:
+        click.echo(f"changed {name}")
+    for path in summary.removed:
+        click.echo(f"removed {path}")
+    verb = "equal to LOCK" if check or out else f"made, {len(summary.changed)} changed"
+    click.echo(f"{len(summary.made)} fixtures {verb}")
+
+
+class _progress:  # noqa: N801 (used as a function)
+    """A progress bar on standard error; silent where that is not a terminal."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bar: Any = None
+
+    def __enter__(self) -> Callable[[int, int, str], None]:
+        return self._step
+
+    def _step(self, _: int, total: int, name: str) -> None:
+        if self._bar is None:
+            self._bar = click.progressbar(
+                length=total,
+                label=self._label,
+                file=sys.stderr,
+                item_show_func=lambda item: item,
+                hidden=not sys.stderr.isatty(),
+            )
+            self._bar.__enter__()
+        self._bar.update(1, name)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*exc)
+
+
+@cli.command(name="list")
+@click.argument("ops", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+def list_(ops: tuple[str, ...], as_json: bool) -> None:
+    """List OPS (all by default) and their cases, with the mistake that each case catches."""
+    import json
+
+    from kdtr import contract, goldens
+
+    pairs = [(contract.load(op), case) for op, case in goldens.select(ops, "full")]
+    if as_json:
+        click.echo(
+            json.dumps(
+                [
+                    {
+                        "op": rules.id,
+                        "case": case.name,
+                        "tier": case.tier,
+                        "kind": case.kind,
+                        "arith": case.profile,
+                        "family": case.family,
+                        "catches": case.catches,
+                        "kills": case.kills,
+                        "flags": case.flags,
+                    }
+                    for rules, case in pairs
+                ],
+                indent=1,
+            )
+        )
+        return
+    shown = None
+    for rules, case in pairs:
+        if rules.id != shown:
+            click.echo(f"{'' if shown is None else chr(10)}{rules.id}  {rules.summary}")
+            shown = rules.id
+        mark = " (full)" if case.tier == "full" else ""
+        click.echo(f"  {case.name}{mark}: {case.catches}")

@@ -1,0 +1,67 @@
+"""Compiled parts: where the judge, the engines and the extension are, and how they are called."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from kdtr.errors import EngineError
+
+_PACKAGE = Path(__file__).resolve().parent
+_BUILDS = ("release", "cuda", "dev")
+
+
+def folder() -> Path | None:
+    """The folder that holds kdtr-conform and the engines, or None when nothing was built.
+
+    $KDTR_BIN if it is set; else the newest build of the source tree; else the installed one.
+    """
+    if named := os.environ.get("KDTR_BIN"):
+        return Path(named)
+    built = [
+        path
+        for name in _BUILDS
+        if (path := _PACKAGE.parent / "build" / name / "kdtr-conform").exists()
+    ]
+    installed = _PACKAGE / "bin"
+    if built:
+        return max(built, key=lambda path: path.stat().st_mtime).parent
+    return installed if installed.exists() else None
+
+
+def missing() -> str:
+    """Why the compiled parts cannot be used, or "" when they can."""
+    where = folder()
+    if where is None:
+        return "nothing was built: run make build"
+    if not (where / "kdtr-conform").exists():
+        return f"{where}/kdtr-conform is missing: run make build"
+    return ""
+
+
+def has_gpu() -> bool:
+    """Whether the NVIDIA driver shows a device."""
+    return Path("/dev/nvidia0").exists()
+
+
+def conform(arguments: Sequence[str | os.PathLike[str]]) -> int:
+    """Run kdtr-conform and return its exit code. Raises EngineError when it was not built."""
+    if why := missing():
+        raise EngineError("kdtr-conform", why)
+    where = folder()
+    assert where is not None
+    return subprocess.run([where / "kdtr-conform", *arguments], check=False).returncode
+
+
+def exec_conform() -> NoReturn:
+    """The installed command `kdtr-conform`: becomes the program."""
+    if why := missing():
+        sys.exit(f"kdtr-conform: {why}")
+    where = folder()
+    assert where is not None
+    program = str(where / "kdtr-conform")
+    os.execv(program, [program, *sys.argv[1:]])
