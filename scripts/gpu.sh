@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# On a machine with an NVIDIA GPU: build, certify every CUDA kernel, run the sanitizers, and
+# record what ran where. Nothing is downloaded.
+#   scripts/gpu.sh RECORD_DIR [certify] [sanitize]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+record=$1
+shift
+steps=${*:-certify sanitize}
+mkdir -p "$record"
+build=build/gpu
+jobs=$(nproc)
+
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDTR_CUDA=ON \
+  -DCMAKE_CUDA_ARCHITECTURES="${KDTR_ARCH:-90a}" -DKDTR_TESTS=OFF >"$record/configure.log"
+cmake --build "$build" -j "$jobs" >"$record/build.log" || { tail -50 "$record/build.log"; exit 1; }
+conform=$(find "$build" -name kdtr-conform -type f | head -1)
+library=$(find "$build" -name 'libkdtr_cuda.so' | head -1)
+export KDTR_LIB_DIR
+KDTR_LIB_DIR=$(dirname "$library")
+
+{
+  nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format=csv,noheader
+  nvcc --version | tail -2 | head -1
+  python3 --version
+  git rev-parse HEAD 2>/dev/null || true
+  sha256sum "$library" | cut -d' ' -f1
+} >"$record/machine.txt"
+cat "$record/machine.txt"
+
+case " $steps " in *" certify "*)
+  python3 -m kdtr generate --check
+  python3 -m kdtr generate --tier full --jobs "$jobs" --out build/goldens >"$record/generate.log" 2>&1
+  "$conform" certify --engine cuda --json "$record/certify.jsonl" goldens build/goldens \
+    >"$record/certify.txt" 2>&1 && echo "certified" || { echo "NOT certified"; failed=1; }
+  tail -40 "$record/certify.txt"
+esac
+
+case " $steps " in *" sanitize "*)
+  for tool in memcheck racecheck initcheck synccheck; do
+    if compute-sanitizer --tool "$tool" --error-exitcode 99 \
+      "$conform" run --engine cuda --no-isolate goldens >"$record/$tool.txt" 2>&1; then
+      echo "$tool: clean"
+    else
+      echo "$tool: FAILED"
+      grep -m 20 -E '=========|FAIL|CRASH' "$record/$tool.txt" || tail -20 "$record/$tool.txt"
+      failed=1
+    fi
+    tail -3 "$record/$tool.txt"
+  done
+esac
+exit "${failed:-0}"
