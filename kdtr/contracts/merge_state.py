@@ -47,22 +47,23 @@ CONTRACT = Contract(
         "bad_input": "a NaN or +inf in lse_a or lse_b of a request: its o 0, its lse -inf",
     },
     profiles={
-        "f32": "f32 arithmetic in any order, with or without FMA; exp and log within 2^-22",
+        "f32": "o in f32; f32 arithmetic in any order, FMA or not; exp and log within 2^-22",
+        "bf16": "as f32, o rounded once to bf16",
+        "f16": "as f32, o rounded once to f16",
     },
     budget=(
-        "u = 2^-24, e = 2^-22, p_x = w_x / (w_a + w_b), d = |lse_a - lse_b|; "
-        "hard o: p_a p_b |o_a - o_b| expm1(2 (e + 2u d + 2u M)) + 6u (p_a|o_a| + p_b|o_b|) "
-        "+ (2u + u_out)|o| + tiny, M = max(|lse_a|, |lse_b|); "
-        "gate o: p_a p_b |o_a - o_b| (e + 2u d) + 3u (p_a|o_a| + p_b|o_b|) "
-        "+ (u + u_out)|o| + tiny; "
-        "hard lse: min(p_a, p_b) expm1(2 (e + 2u d + 2u M)) + e + 2u + 3u|lse| + 2u M; "
-        "gate lse: min(p_a, p_b) (e + 2u d) + e/2 + u + u|lse|; "
-        "both 0 where a side is empty (half an ulp of a narrower o) and in refused requests; "
-        "u_out 2^-24 f32, 2^-9 bf16, 2^-11 f16"
+        "u = 2^-24, e = 2^-22, p_x = w_x / (w_a + w_b), g = e + 2u |lse_a - lse_b|, "
+        "M = max(|lse_a|, |lse_b|), G = expm1(2g + 4u M); "
+        "hard o: min(p_a p_b G, 1) |o_a - o_b| + 6u (p_a|o_a| + p_b|o_b|) + (2u + u_out)|o| + t; "
+        "gate o: min(p_a p_b g, 1) |o_a - o_b| + 3u (p_a|o_a| + p_b|o_b|) + (u + u_out)|o| + t; "
+        "hard lse: min(min(p_a, p_b) G, 1) + e + 2u + 3u|lse| + 2u M; "
+        "gate lse: min(min(p_a, p_b) g, 1) + e/2 + u + u|lse|; "
+        "both 0 where a side is empty (u_out|o| + t where o is too narrow) and in refused "
+        "requests; u_out 2^-24 f32, 2^-8 bf16, 2^-11 f16; t 2^-125, for f16 2^-24"
     ),
     why=(
         "An error of a weight moves o along o_a - o_b only, by p_a p_b. Converting each lse to "
         "base 2 before subtracting costs 2u M and is legal, so it is in hard and not in gate."
     ),
-    limits="R, N, H, Dv >= 0; o_a and o_b are finite where their side is not empty",
+    limits="R, N, H, Dv >= 0; |o_a|, |o_b|, |lse_a|, |lse_b| < 2^126 where their side is not empty",
 )

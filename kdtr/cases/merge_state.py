@@ -1,0 +1,411 @@
+"""Cases of `merge_state@1`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdtr import numerics as nx
+from kdtr.case import Arrays, Attrs, Case, Reference
+from kdtr.reference.merge_state import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+Array = NDArray[Any]
+INF, NAN = np.inf, np.nan
+BF16 = {"o_a": "bf16", "o_b": "bf16", "o": "bf16"}
+F16 = {"o_a": "f16", "o_b": "f16", "o": "f16"}
+
+
+def state(
+    seed: int, shape: tuple[int, int, int, int], *, spread: float = 2.0, grid: int = 18
+) -> dict[str, Array]:
+    """Two random states of shape [R, N, H, Dv]; log-sum-exps N(3, spread^2)."""
+    rows = shape[:3]
+    return {
+        "o_a": nx.normal(seed, shape, grid),
+        "o_b": nx.normal(seed + 1, shape, grid),
+        "lse_a": nx.normal(seed + 2, rows, 18, spread) + 3.0,
+        "lse_b": nx.normal(seed + 3, rows, 18, spread) + 3.0,
+    }
+
+
+def _random(seed: int, grid: int = 18) -> dict[str, Array]:
+    x = state(seed, (2, 5, 3, 32), grid=grid)
+    if grid < 18:
+        for name in ("o_a", "o_b"):
+            x[name] = nx.round_bf16(x[name]) if grid == 14 else nx.round_f16(x[name])
+    return x
+
+
+def _layout() -> dict[str, Array]:
+    x = state(20, (3, 7, 4, 8), spread=6.0)
+    x["lse_a"] += np.arange(3)[:, None, None] * 4.0  # a wrong request shows at once
+    return x
+
+
+def _both_empty() -> dict[str, Array]:
+    x = state(30, (2, 3, 2, 16))
+    for r, n, h in ((0, 0, 0), (0, 2, 1), (1, 2, 1), (1, 1, 0)):
+        x["lse_a"][r, n, h] = x["lse_b"][r, n, h] = -INF
+        x["o_a"][r, n, h], x["o_b"][r, n, h] = 1.5, -2.5
+    return x
+
+
+def _one_empty(poison: float, rounded: Callable[[Array], Array] | None = None) -> dict[str, Array]:
+    x = state(40, (2, 4, 3, 16))
+    if rounded is not None:
+        x["o_a"], x["o_b"] = rounded(x["o_a"]), rounded(x["o_b"])
+    for r, n, h in ((0, 0, 0), (0, 1, 2), (1, 3, 2)):
+        x["lse_a"][r, n, h] = -INF
+        x["o_a"][r, n, h] = poison
+    for r, n, h in ((0, 3, 1), (1, 0, 0), (1, 2, 2)):
+        x["lse_b"][r, n, h] = -INF
+        x["o_b"][r, n, h] = poison
+    for n in range(2):  # both empty, both poisoned
+        x["lse_a"][1, n, 1] = x["lse_b"][1, n, 1] = -INF
+        x["o_a"][1, n, 1] = x["o_b"][1, n, 1] = poison
+    return x
+
+
+def _refused() -> dict[str, Array]:
+    x = state(50, (6, 2, 2, 8))
+    x["lse_a"][0, 1, 1] = NAN
+    x["lse_b"][2, 0, 1] = INF
+    x["lse_a"][3, 0, 0], x["lse_b"][3, 0, 0] = -INF, NAN
+    x["lse_a"][4, 1, 0], x["lse_b"][4, 1, 0] = INF, -INF
+    return x
+
+
+def _extreme() -> dict[str, Array]:
+    pairs = [
+        (2000.0, 1999.0), (-6e4, -6e4 - 2), (2000.0, -2000.0), (120.0, 119.5), (-120.0, -119.5),
+        (1e38, 1e38), (-1e38, -1e38), (-1e38, 1e38), (88.9, 88.8), (-1e-40, 1e-40),
+    ]  # fmt: skip
+    x = state(60, (1, len(pairs), 2, 8))
+    for n, (a, b) in enumerate(pairs):
+        x["lse_a"][0, n, :] = nx.round_f32([a, b])
+        x["lse_b"][0, n, :] = nx.round_f32([b, a])
+    return x
+
+
+def _sentinels() -> dict[str, Array]:
+    values = (-1e4, -1e9, -1e30, -1e38)
+    x = state(70, (1, len(values), 2, 8))
+    for n, v in enumerate(values):
+        x["lse_a"][0, n], x["lse_b"][0, n] = nx.round_f32([v, v]), nx.round_f32([v, v])
+    x["lse_b"][0, :, 1] = -INF
+    return x
+
+
+def _small_weight() -> dict[str, Array]:
+    """Gaps of 1 to 30 nats; the lighter side is so large that it still decides the result."""
+    x = state(80, (1, 16, 2, 8))
+    gap = np.arange(16) * 2.0
+    x["lse_a"][0, :, 0], x["lse_b"][0, :, 0] = 5.0, 5.0 - gap
+    x["lse_a"][0, :, 1], x["lse_b"][0, :, 1] = 5.0 - gap, 5.0
+    size = np.ldexp(1.0, np.rint(gap * 1.4427).astype(np.int32))[None, :, None]
+    x["o_b"][:, :, 0] *= size
+    x["o_a"][:, :, 1] *= size
+    return x
+
+
+def _tie() -> dict[str, Array]:
+    x = state(90, (2, 3, 2, 16))
+    x["lse_b"] = x["lse_a"].copy()
+    x["o_b"][0] = -x["o_a"][0]
+    x["o_b"][1] = x["o_a"][1]
+    return x
+
+
+def _subnormal() -> dict[str, Array]:
+    x = state(100, (1, 4, 2, 8))
+    x["o_a"] = np.ldexp(np.rint(x["o_a"] * 64), -149)
+    x["o_b"] = np.where(x["o_b"] < 0, -0.0, 2.0**125)
+    x["lse_b"][0, :3] = -INF
+    x["lse_a"][0, 3, 1] = -INF
+    return x
+
+
+def _sized(seed: int, shape: tuple[int, int, int, int]) -> Callable[[], Arrays]:
+    return lambda: state(seed, shape)
+
+
+def _last_column() -> dict[str, Array]:
+    x = state(120, (1, 2, 2, 512), grid=10)
+    x["lse_a"] = x["lse_b"] + 0.5
+    return x
+
+
+def cases() -> Iterator[Case]:
+    """All cases, in order."""
+    yield Case(
+        name="random",
+        catches="wrong weights: lse read as base 2, weights not normalised, sides swapped",
+        inputs=lambda: _random(1),
+        profile="f32",
+        family="random",
+        seed=1,
+        kills=("lse_base_2", "swapped_weights", "not_normalised", "lse_is_max", "bf16_weights"),
+        wrong=("lse_base_2", "swapped_sides", "mean_of_sides"),
+    )
+    yield Case(
+        name="random_bf16",
+        catches="bf16 states merged in bf16 arithmetic instead of f32",
+        inputs=lambda: _random(5, 14),
+        dtypes=BF16,
+        profile="bf16",
+        family="random",
+        seed=5,
+        kills=("bf16_sum", "lse_base_2"),
+        wrong=("lse_base_2",),
+    )
+    yield Case(
+        name="random_f16",
+        catches="f16 states merged in narrower arithmetic than f32",
+        inputs=lambda: _random(9, 15),
+        dtypes=F16,
+        profile="f16",
+        family="random",
+        seed=9,
+        kills=("lse_base_2",),
+        wrong=("lse_base_2",),
+    )
+    yield Case(
+        name="f32_parts_to_bf16",
+        catches="f32 parts rounded to bf16 before the merge instead of once after it",
+        inputs=lambda: _random(13),
+        dtypes={"o": "bf16"},
+        profile="bf16",
+        family="random",
+        seed=13,
+        kills=("bf16_sum",),
+    )
+    yield Case(
+        name="heads_and_requests",
+        catches="lse indexed as [R, H, N], or by request 0, or by one head for all",
+        inputs=_layout,
+        profile="f32",
+        family="random",
+        seed=20,
+        kills=("lse_heads_first", "request_0_weights", "head_0_weights"),
+        flags=("ragged",),
+    )
+    yield Case(
+        name="both_empty",
+        catches="two empty states: NaN, a copy of one side, or lse +inf instead of (0, -inf)",
+        inputs=_both_empty,
+        profile="f32",
+        family="extreme",
+        seed=30,
+        kills=("both_empty_nan", "both_empty_copies_b", "empty_lse_is_plus_inf"),
+        wrong=("both_empty_nan", "both_empty_copies_b", "empty_lse_is_plus_inf"),
+    )
+    yield Case(
+        name="one_empty",
+        catches="an empty side whose o holds NaN is read, or the other side is not copied exactly",
+        inputs=lambda: _one_empty(NAN),
+        profile="f32",
+        family="poison",
+        seed=40,
+        flags=("poison",),
+        kills=("empty_side_read", "lone_side_recomputed", "lone_side_through_bf16"),
+    )
+    yield Case(
+        name="one_empty_inf",
+        catches="an empty side whose o holds infinities is multiplied by a weight of zero",
+        inputs=lambda: _one_empty(INF),
+        profile="f32",
+        family="poison",
+        seed=40,
+        flags=("poison",),
+        kills=("empty_side_read",),
+    )
+    yield Case(
+        name="one_empty_bf16",
+        catches="an empty side read, or a copied bf16 side changed",
+        inputs=lambda: _one_empty(NAN, nx.round_bf16),
+        dtypes=BF16,
+        profile="bf16",
+        family="poison",
+        seed=40,
+        flags=("poison",),
+        kills=("empty_side_read", "lone_side_recomputed"),
+    )
+    yield Case(
+        name="refused_requests",
+        catches="NaN or +inf log-sum-exps taken as valid, or one bad request failing its batch",
+        inputs=_refused,
+        profile="f32",
+        family="extreme",
+        seed=50,
+        flags=("ragged",),
+        kills=(
+            "nan_lse_accepted",
+            "inf_lse_accepted",
+            "bad_request_fails_batch",
+            "bad_rows_only",
+            "bad_empty_pair_accepted",
+        ),
+    )
+    yield Case(
+        name="extreme_lse",
+        catches="exp without the shift by the maximum; finite lse of any size is legal",
+        inputs=_extreme,
+        profile="f32",
+        family="extreme",
+        seed=60,
+        kills=("no_max_shift",),
+        wrong=("lse_base_2",),
+    )
+    yield Case(
+        name="finite_sentinels",
+        catches="a very negative but finite lse taken for the empty marker",
+        inputs=_sentinels,
+        profile="f32",
+        family="extreme",
+        seed=70,
+        kills=("sentinel_is_empty",),
+    )
+    yield Case(
+        name="small_weight",
+        catches="a side dropped because its weight is small (recorded splits differ by 15 nats)",
+        inputs=_small_weight,
+        profile="f32",
+        family="needle",
+        seed=80,
+        kills=("light_side_dropped", "lse_base_2"),
+    )
+    yield Case(
+        name="equal_weights",
+        catches="ties: equal log-sum-exps need lse + ln 2 and the plain mean",
+        inputs=_tie,
+        profile="f32",
+        family="tie",
+        seed=90,
+        kills=("lse_is_max",),
+        wrong=("lse_base_2",),
+    )
+    yield Case(
+        name="subnormals_and_signs",
+        catches="copied subnormals flushed by a multiplication by one",
+        inputs=_subnormal,
+        profile="f32",
+        family="extreme",
+        seed=100,
+        kills=("lone_side_flushed",),
+    )
+    for columns in (1, 31, 33, 65):
+        yield Case(
+            name=f"columns_{columns}",
+            catches="value columns past the last full vector of 32",
+            inputs=_sized(110 + columns, (1, 2, 3, columns)),
+            profile="f32",
+            family="random",
+            seed=110 + columns,
+            kills=("tail_columns_unmerged",) if columns != 1 else (),
+        )
+    yield Case(
+        name="columns_512",
+        catches="value columns past 256 threads left unmerged",
+        inputs=_last_column,
+        profile="f32",
+        family="random",
+        seed=120,
+        kills=("columns_past_256",),
+    )
+    yield Case(
+        name="rows_257",
+        catches="rows past a block of 256",
+        inputs=_sized(130, (1, 257, 1, 4)),
+        profile="f32",
+        family="random",
+        seed=130,
+        kills=("rows_past_256",),
+    )
+    yield Case(
+        name="no_requests",
+        catches="an empty batch that crashes or fails",
+        inputs=_sized(140, (0, 3, 2, 8)),
+        profile="f32",
+        seed=140,
+        null_ok="there is nothing to write",
+    )
+    yield Case(
+        name="no_columns",
+        catches="Dv 0: the log-sum-exps are still merged",
+        inputs=_sized(141, (1, 3, 2, 0)),
+        profile="f32",
+        seed=141,
+        kills=("lse_base_2",),
+    )
+
+
+def _change(
+    inputs: Arrays, attrs: Attrs, profile: str, edit: Callable[[dict[str, Array]], None]
+) -> dict[str, Array]:
+    found = reference(inputs, attrs, profile)
+    edit(found)
+    return {name: found[name] for name in ("o", "lse", "status")}
+
+
+def _lse_base_2(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    ln2 = 0.6931471805599453
+    x = dict(inputs)
+    x["lse_a"], x["lse_b"] = inputs["lse_a"] * ln2, inputs["lse_b"] * ln2
+    y = reference(x, attrs, profile)
+    return {"o": y["o"], "lse": y["lse"] / ln2, "status": y["status"]}
+
+
+def _swapped(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    x = dict(inputs)
+    x["lse_a"], x["lse_b"] = inputs["lse_b"], inputs["lse_a"]
+    return _change(x, attrs, profile, lambda _: None)
+
+
+def _mean(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    def edit(found: dict[str, Array]) -> None:
+        found["o"] = (inputs["o_a"] + inputs["o_b"]) * 0.5
+
+    return _change(inputs, attrs, profile, edit)
+
+
+def _both_empty_rows(inputs: Arrays) -> Array:
+    return np.asarray((inputs["lse_a"] == -INF) & (inputs["lse_b"] == -INF))
+
+
+def _nan(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    def edit(found: dict[str, Array]) -> None:
+        rows = _both_empty_rows(inputs)
+        found["o"][rows] = NAN
+        found["lse"][rows] = NAN
+
+    return _change(inputs, attrs, profile, edit)
+
+
+def _copies_b(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    def edit(found: dict[str, Array]) -> None:
+        rows = _both_empty_rows(inputs)
+        found["o"][rows] = inputs["o_b"][rows]
+
+    return _change(inputs, attrs, profile, edit)
+
+
+def _plus_inf(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    def edit(found: dict[str, Array]) -> None:
+        found["lse"][_both_empty_rows(inputs)] = INF
+
+    return _change(inputs, attrs, profile, edit)
+
+
+WRONG: Mapping[str, Reference] = {
+    "lse_base_2": _lse_base_2,
+    "swapped_sides": _swapped,
+    "mean_of_sides": _mean,
+    "both_empty_nan": _nan,
+    "both_empty_copies_b": _copies_b,
+    "empty_lse_is_plus_inf": _plus_inf,
+}
