@@ -170,3 +170,71 @@ def list_(ops: tuple[str, ...], as_json: bool) -> None:
             shown = rules.id
         mark = " (full)" if case.tier == "full" else ""
         click.echo(f"  {case.name}{mark}: {case.catches}")
+
+
+@cli.command(name="diff")
+@click.argument("want", type=click.Path(exists=True, dir_okay=False))
+@click.argument("got", type=click.Path(exists=True, dir_okay=False))
+@click.option("--atol", type=click.FloatRange(0), default=0.0, help="Largest absolute error.")
+@click.option("--rtol", type=click.FloatRange(0), default=0.0, help="Times |want|, added to atol.")
+@click.option("--ulp", type=click.FloatRange(0), default=0.0, help="Steps of the expected grid.")
+@click.option("--values", is_flag=True, help="By value: -0 equals 0, NaN equals NaN.")
+@click.option("--max-mismatch-ratio", "ratio", type=click.FloatRange(0, 1), default=0.0)
+@click.option(
+    "--override", multiple=True, metavar="GLOB=ATOL", help="Own atol for tensors; repeatable."
+)
+@click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
+@click.option("--md", "as_md", is_flag=True, help="A table for a pull request.")
+@click.option("--github", is_flag=True, help="Workflow annotations.")
+@click.option("--html", "page", type=click.Path(dir_okay=False), help="Write one HTML page.")
+@click.option("--png", type=click.Path(dir_okay=False), help="Write the first heat map.")
+@click.option("--full", is_flag=True, help="List equal tensors too.")
+def diff_(
+    want: str,
+    got: str,
+    override: tuple[str, ...],
+    as_json: bool,
+    as_md: bool,
+    github: bool,
+    page: str | None,
+    png: str | None,
+    full: bool,
+    **bounds: Any,
+) -> None:
+    """Compare GOT with WANT: what differs, where, by how much, and why.
+
+    Bitwise by default; a fixture against an engine's actual.kdtr by the fixture's own budgets.
+    Exit codes: 0 equal or within, 1 different, 2 not comparable.
+    """
+    import json
+
+    from kdtr import container, diff_report
+    from kdtr.diff import Tolerance, diff
+
+    default = Tolerance(**bounds)
+    own = {}
+    for item in override:
+        glob, _, number = item.rpartition("=")
+        try:
+            own[glob] = Tolerance(atol=float(number))
+        except ValueError:
+            raise KdtrError("--override", "not GLOB=ATOL", "out*=1e-3", item) from None
+    with container.open(want) as a, container.open(got) as b:
+        outcome = diff(a, b, None if default == Tolerance() else default, own)
+    if page:
+        Path(page).write_text(diff_report.page(outcome), encoding="utf-8")
+    heat = next((t.heat for t in outcome.tensors if t.heat), None)
+    if png and heat:
+        Path(png).write_bytes(diff_report.png(heat))
+    if as_json:
+        click.echo(json.dumps(outcome.as_dict(), indent=1))
+    elif as_md:
+        click.echo(diff_report.markdown(outcome), nl=False)
+    elif github:
+        for line in diff_report.github(outcome):
+            click.echo(line)
+    else:
+        colours = {"X": "red", "!": "red", "-": "red", "+": "yellow", "~": "cyan", "=": "green"}
+        for line in diff_report.lines(outcome, full):
+            click.secho(line, fg=colours.get(line[:1]))
+    click.get_current_context().exit(outcome.exit_code)

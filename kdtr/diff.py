@@ -518,7 +518,8 @@ def _flush(x: _F64) -> _F64:
 
 def _tf32(x: _F64) -> _F64:
     m, e = np.frexp(x)
-    return np.ldexp(np.rint(m * 2.0**11), e - 11)
+    y: _F64 = np.ldexp(np.rint(m * 2.0**11), e - 11)
+    return y
 
 
 def _nibbles(x: _F64) -> _F64:

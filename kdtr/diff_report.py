@@ -96,7 +96,7 @@ def markdown(diff: FileDiff) -> str:
     return "\n".join([*rows, "", *(f"    {line}" for line in lines(diff))]) + "\n"
 
 
-def annotations(diff: FileDiff) -> Iterator[str]:
+def github(diff: FileDiff) -> Iterator[str]:
     """GitHub workflow commands, one for each tensor that is not equal."""
     for t in diff.tensors:
         if t.verdict in ("different", "incomparable"):
@@ -134,11 +134,11 @@ def page(diff: FileDiff) -> str:
     parts = [_HEAD, f"<h1>kdtr diff</h1><p><code>{html.escape(diff.want)}</code> against "]
     parts.append(f"<code>{html.escape(diff.got)}</code></p>")
     parts.append("<table><tr><th>tensor<th>type<th>verdict<th>differ<th>max abs<th>max ulp</tr>")
-    for t in diff.tensors:
-        parts.append(
-            f"<tr class={t.verdict}><td>{html.escape(t.name)}<td>{t.dtype}{t.shape}"
-            f"<td>{t.verdict}<td>{t.mismatches}<td>{t.max_abs:.5g}<td>{t.max_ulp:.5g}</tr>"
-        )
+    parts += [
+        f"<tr class={t.verdict}><td>{html.escape(t.name)}<td>{t.dtype}{t.shape}"
+        f"<td>{t.verdict}<td>{t.mismatches}<td>{t.max_abs:.5g}<td>{t.max_ulp:.5g}</tr>"
+        for t in diff.tensors
+    ]
     parts.append("</table>")
     for t in diff.tensors:
         if t.verdict in ("different", "within", "incomparable"):
@@ -150,7 +150,11 @@ def page(diff: FileDiff) -> str:
 
 def _section(t: TensorDiff) -> Iterator[str]:
     yield f"<h2>{html.escape(t.name)}</h2>"
-    yield "<pre>" + html.escape("\n".join(l for l in _tensor_lines(t) if "|" not in l)) + "</pre>"
+    yield (
+        "<pre>"
+        + html.escape("\n".join(line for line in _tensor_lines(t) if not line.startswith("    |")))
+        + "</pre>"
+    )
     if any(any(row) for row in t.heat):
         image = base64.b64encode(png(t.heat)).decode()
         yield f'<img alt="mismatches of {html.escape(t.name)}" src="data:image/png;base64,{image}">'

@@ -152,7 +152,7 @@ def test_the_report_names_the_place_and_the_cause(tmp_path: Path) -> None:
     assert "why: rows 1 and 3 of axis 0 swapped" in text
     assert "0 equal, 0 within tolerance, 1 different" in text
     assert "rows 1 and 3" in diff_report.markdown(outcome)
-    assert next(iter(diff_report.annotations(outcome))).startswith("::error file=")
+    assert next(iter(diff_report.github(outcome))).startswith("::error file=")
 
 
 def test_the_page_escapes_names_and_holds_the_data(tmp_path: Path) -> None:
