@@ -172,6 +172,117 @@ def list_(ops: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"  {case.name}{mark}: {case.catches}")
 
 
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("tensor", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
+@click.option("--meta", is_flag=True, help="Metadata of the file and of its tensors.")
+@click.option("--verify", is_flag=True, help="Check every rule and digest first.")
+@click.option("--names", is_flag=True, help="Names of the tensors, one a line.")
+@click.option("--identity", is_flag=True, help="The identity of the content only.")
+@click.option("--hex", "as_hex", is_flag=True, help="Bytes of TENSOR with offsets and values.")
+@click.option(
+    "--format",
+    "notation",
+    type=click.Choice(["dec", "hex", "bits", "float"]),
+    default="dec",
+    help="How the values of TENSOR are written; float is C's %a.",
+)
+def inspect(
+    file: Path,
+    tensor: str | None,
+    as_json: bool,
+    meta: bool,
+    verify: bool,
+    names: bool,
+    identity: bool,
+    as_hex: bool,
+    notation: str,
+) -> None:
+    """Show the tensors of FILE with statistics, or the values of one: 'out[0, :4, ::2]'.
+
+    A damaged file is described as far as it can be read, with each rule that it breaks.
+    """
+    import json
+
+    from kdtr import container, inspection
+    from kdtr.errors import FormatError
+
+    try:
+        with container.open(file, verify="deep" if verify else "lazy") as opened:
+            if identity:
+                lines = iter([opened.identity])
+            elif names:
+                lines = map(inspection.escape, opened)
+            elif as_json:
+                lines = iter([json.dumps(inspection.as_dict(opened), indent=1, allow_nan=False)])
+            elif meta:
+                lines = inspection.meta_lines(opened)
+            elif tensor and as_hex:
+                lines = inspection.hexdump(opened, tensor)
+            elif tensor:
+                lines = inspection.grid(inspection.take(opened, tensor, notation))  # type: ignore[arg-type]
+            elif as_hex:
+                raise click.UsageError("--hex needs a TENSOR")
+            else:
+                lines = inspection.overview(opened)
+            for line in lines:
+                click.echo(line)
+    except FormatError as error:
+        if error.code in ("E_IO", "E_NOT_FOUND"):
+            raise
+        for one in container.all_errors(file.read_bytes(), str(file)):
+            click.echo(f"error: {one} [byte {one.offset}]", err=True)
+        raise SystemExit(error.exit_code) from None
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path())
+@click.option("--deep", is_flag=True, help="Check the SHA-256 digests too (rules 45 and 46).")
+def validate(files: tuple[str, ...], deep: bool) -> None:
+    """Check FILES against the format: one line each, the path and OK or the broken rule's code.
+
+    Exit code 1 when any file is refused.
+    """
+    from kdtr import container
+    from kdtr.errors import FormatError
+
+    refused = False
+    for file in files:
+        try:
+            container.validate(file, deep=deep)
+            verdict = "OK"
+        except FormatError as error:
+            verdict, refused = error.code, True
+        click.echo(f"{file} {verdict}")
+    raise SystemExit(1 if refused else 0)
+
+
+@cli.command()
+@click.option("--engine", required=True, help="cpu, cuda, or the path of a plug-in.")
+@click.option("--ops", multiple=True, help="Only this op; may be repeated.")
+@click.option("--case", "pattern", default="*", help="Only cases that match this pattern.")
+@_tier
+@_jobs
+def certify(engine: str, ops: tuple[str, ...], pattern: str, tier: str, jobs: int) -> None:
+    """Judge an engine on the goldens; what is missing of them is generated first."""
+    import fnmatch
+
+    from kdtr import engine as engines
+    from kdtr import goldens
+
+    if why := engines.missing():
+        raise KdtrError("certify", why)
+    with _progress("generating") as progress:
+        paths = goldens.ensure(
+            ops, "full" if tier == "full" else "small", jobs=jobs, progress=progress
+        )
+    chosen = [path for path in paths if fnmatch.fnmatch(path.stem, pattern)]
+    if not chosen:
+        raise KdtrError("certify", "no case matches", got=pattern)
+    raise SystemExit(engines.conform(["run", "--engine", engine, *chosen]))
+
+
 @cli.command(name="diff")
 @click.argument("want", type=click.Path(exists=True, dir_okay=False))
 @click.argument("got", type=click.Path(exists=True, dir_okay=False))
