@@ -30,7 +30,7 @@ from kdtr.dtypes import DType
 from kdtr.errors import FormatError, KdtrError
 
 if TYPE_CHECKING:
-    from typing import Self  # Python 3.11
+    from typing_extensions import Self
 
 Array = NDArray[Any]
 Scalar = bool | int | float | str | bytes
@@ -284,7 +284,7 @@ def _tensor_records(
             )
         previous, cursor = raw, name_off + name_len
         who = f"tensor {_text(raw)}"
-        dtype = dtypes._BY_CODE.get((code, bits)) if lanes == 1 else None  # noqa: SLF001 (no raise)
+        dtype = dtypes._BY_CODE.get((code, bits)) if lanes == 1 else None
         if dtype is None:
             got = f"({code}, {bits}, {lanes})"
             yield _Fault("E_DTYPE", at + 8, f"{who}: unknown type (code, bits, lanes)", got=got)
