@@ -6,9 +6,7 @@ rule in the documented order, and checks a payload when it is first used.
 
 from __future__ import annotations
 
-import builtins
 import hashlib
-import io
 import itertools
 import math
 import mmap as _mmap
@@ -19,6 +17,7 @@ import struct
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, NamedTuple
 
@@ -26,11 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdtr import dtypes
-from kdtr.dtypes import DType
 from kdtr.errors import FormatError, KdtrError
 
 if TYPE_CHECKING:
+    import io
+
     from typing_extensions import Self
+
+    from kdtr.dtypes import DType
 
 Array = NDArray[Any]
 Scalar = bool | int | float | str | bytes
@@ -232,7 +234,7 @@ def _structure(
     out.size, out.prefix, out.root = size, prefix, root
     pool = memoryview(prefix)[pool_at:]
     cursor = yield from _tensor_records(out, n, pool, _align(end))
-    cursor = yield from _kv_records(out, n, m, pool, cursor, kv_at)
+    cursor = yield from _kv_records(out, m, pool, cursor)
     if cursor < s:
         yield _Fault("E_STRINGS_UNUSED", pool_at + cursor, "unused string bytes", cursor, s)
     bad = _first_nonzero(read(end, min(_align(end), actual)))
@@ -284,7 +286,7 @@ def _tensor_records(
             )
         previous, cursor = raw, name_off + name_len
         who = f"tensor {_text(raw)}"
-        dtype = dtypes._BY_CODE.get((code, bits)) if lanes == 1 else None
+        dtype = dtypes.find(code, bits) if lanes == 1 else None
         if dtype is None:
             got = f"({code}, {bits}, {lanes})"
             yield _Fault("E_DTYPE", at + 8, f"{who}: unknown type (code, bits, lanes)", got=got)
@@ -349,14 +351,14 @@ def _shape_faults(
         total *= factor
 
 
-def _kv_records(
-    out: _Index, n: int, m: int, pool: memoryview, cursor: int, kv_at: int
-) -> Generator[_Fault, None, int]:
+def _kv_records(out: _Index, m: int, pool: memoryview, cursor: int) -> Generator[_Fault, None, int]:
     """Rules on metadata records. Returns the string cursor after the last string."""
     assert out.tensors is not None
     out.meta = {}
     owners = [out.meta, *(info.meta for info in out.tensors.values())]
     pool_at = len(out.prefix) - len(pool)
+    kv_at = pool_at - 24 * m
+    n = (kv_at - 128) // 128
     previous = (-1, b"")
     for j in range(m):
         at = kv_at + 24 * j
@@ -592,7 +594,8 @@ class File:
         info = self.info(name)
         shape = (info.nbytes,) if info.dtype.packed else info.shape
         self.check(name)
-        return np.ndarray(shape, info.dtype.storage, self._bytes(), info.offset)
+        array: Array = np.ndarray(shape, info.dtype.storage, self._bytes(), info.offset)
+        return array
 
     def values(self, name: str) -> Array:
         """Values of tensor `name` in its logical shape; see `kdtr.dtypes.decode`."""
@@ -605,7 +608,9 @@ class File:
         return self._data
 
 
-def open(path: str | os.PathLike[str], verify: Verify = "lazy", mmap: bool | None = None) -> File:
+def open(  # noqa: A001 (read as container.open)
+    path: str | os.PathLike[str], verify: Verify = "lazy", mmap: bool | None = None
+) -> File:
     """Open a KDTR file and check its structure.
 
     Args:
@@ -620,7 +625,7 @@ def open(path: str | os.PathLike[str], verify: Verify = "lazy", mmap: bool | Non
     """
     where = os.fspath(path)
     try:
-        with builtins.open(where, "rb", buffering=0) as handle:
+        with Path(where).open("rb", buffering=0) as handle:
             return _open_handle(where, handle, verify, mmap)
     except OSError as error:
         raise _io_error(where, error) from None
@@ -905,13 +910,12 @@ class Writer:
         self.path = os.fspath(path)
         self.identity = ""
         self._layout = _Layout(self.path, specs, meta or {})
-        self._temporary = f"{self.path}.{secrets.token_hex(8)}.tmp"
+        self._temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
         try:
-            self._file: BinaryIO | None = builtins.open(  # noqa: SIM115 (closed by commit, abort)
-                self._temporary, "xb", buffering=0
-            )
+            # Closed by commit and abort.
+            self._file: BinaryIO | None = self._temporary.open("xb", buffering=0)
         except OSError as error:
-            raise _io_error(self._temporary, error) from None
+            raise _io_error(str(self._temporary), error) from None
 
     def __enter__(self) -> Self:
         return self
@@ -948,7 +952,7 @@ class Writer:
             self._put(0, memoryview(prefix)[:128])
             os.fsync(handle.fileno())
             handle.close()
-            os.replace(self._temporary, self.path)
+            self._temporary.replace(self.path)
         except BaseException as error:
             self.abort()
             if isinstance(error, OSError):
@@ -963,7 +967,7 @@ class Writer:
         if self._file is not None:
             self._file.close()
             self._file = None
-            os.unlink(self._temporary)
+            self._temporary.unlink()
 
     def _open_file(self) -> BinaryIO:
         if self._file is None:

@@ -134,12 +134,17 @@ def by_name(name: str) -> DType:
         raise KdtrError("dtype", "unknown name", "one of " + " ".join(DTYPES), name) from None
 
 
+def find(code: int, bits: int) -> DType | None:
+    """The type with DLPack `code` and width `bits`, or None."""
+    return _BY_CODE.get((code, bits))
+
+
 def by_code(code: int, bits: int) -> DType:
     """The type with DLPack `code` and width `bits`. Raises KdtrError when there is none."""
-    try:
-        return _BY_CODE[code, bits]
-    except KeyError:
-        raise KdtrError("dtype", "unknown DLPack code and bits", got=f"({code}, {bits})") from None
+    dtype = find(code, bits)
+    if dtype is None:
+        raise KdtrError("dtype", "unknown DLPack code and bits", got=f"({code}, {bits})")
+    return dtype
 
 
 def of_numpy(dtype: np.dtype[Any]) -> DType:
@@ -202,9 +207,9 @@ def round_to(values: Array, dtype_name: str) -> NDArray[np.float64]:
     Zero keeps its sign, except in types without a negative zero. Shape is kept.
     Raises KdtrError for a type that is not a signed float.
     """
-    x = np.asarray(values, np.float64)
+    x: NDArray[np.float64] = np.asarray(values, np.float64)
     if dtype_name == "f64":
-        return x.copy()
+        return np.array(x)
     layout = FLOATS.get(dtype_name)
     if layout is None:
         raise KdtrError("round_to", "not a signed float type", got=dtype_name)
@@ -219,8 +224,12 @@ def round_to(values: Array, dtype_name: str) -> NDArray[np.float64]:
     rounded = np.where((rounded > layout.max_finite) | np.isinf(x), beyond, rounded)
     if layout.nan is None and np.isnan(x).any():
         raise KdtrError("round_to", f"{dtype_name} has no NaN", "numbers", "NaN")
-    result = np.copysign(np.where(np.isnan(x), math.nan, rounded), x)
-    return result if layout.negative_zero else np.where(result == 0, 0.0, result)
+    result: NDArray[np.float64] = np.asarray(
+        np.copysign(np.where(np.isnan(x), math.nan, rounded), x)
+    )
+    if not layout.negative_zero:
+        result[result == 0] = 0.0
+    return result
 
 
 def encode(values: Array, dtype_name: str) -> Array:
@@ -239,7 +248,8 @@ def encode(values: Array, dtype_name: str) -> Array:
     Raises:
         KdtrError: names the first element that the type cannot hold exactly.
     """
-    dtype, x = by_name(dtype_name), np.asarray(values)
+    dtype = by_name(dtype_name)
+    x: Array = np.asarray(values)
     if x.dtype.kind not in "?biufc":
         raise KdtrError(f"encode to {dtype_name}", "not numbers", got=str(x.dtype))
     if dtype.code == 5:
@@ -252,7 +262,7 @@ def encode(values: Array, dtype_name: str) -> Array:
         if dtype.packed:
             _require(x < (1 << dtype.bits), x, f"a code below {1 << dtype.bits}", dtype)
             return pack(x, dtype.bits)
-        return x.copy()
+        return np.array(x)
     return _encode_float(x, dtype)
 
 
@@ -376,8 +386,8 @@ def _encode_small_float(wide: NDArray[np.float64], nan: Array, dtype: DType) -> 
 
 def _encode_complex(x: Array, dtype: DType) -> Array:
     if dtype.name == "c32" and x.dtype == dtype.storage:
-        return x.copy()
+        return np.array(x)
     part = DTYPES[f"f{dtype.bits // 2}"]
     re, im = _encode_float(np.real(x), part), _encode_float(np.imag(x), part)
-    both = np.stack([re, im], axis=-1)
-    return both.view(dtype.storage)[..., 0]
+    both: Array = np.stack([re, im], axis=-1).view(dtype.storage)
+    return both[..., 0]

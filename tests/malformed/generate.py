@@ -42,7 +42,7 @@ class K:
     key: bytes
     kind: int
     value: int | bytes
-    over: dict[str, int] = field(default_factory=dict)
+    over: dict[str, int | bytes] = field(default_factory=dict)
 
 
 def align(x: int) -> int:
@@ -59,7 +59,12 @@ def build(
     strings = b"".join(t.name for t in tensors)
     kv_records = []
     for k in kvs:
-        f = {"owner": k.owner, "key_off": len(strings), "key_len": len(k.key), "kind": k.kind}
+        f: dict[str, int | bytes] = {
+            "owner": k.owner,
+            "key_off": len(strings),
+            "key_len": len(k.key),
+            "kind": k.kind,
+        }
         f |= {"reserved": 0, "val_len": 0}
         strings += k.key
         if isinstance(k.value, bytes):
@@ -102,9 +107,11 @@ def build(
     }
     h |= over
     covered = struct.pack("<QIII60s", *h.values()) + b"".join(records + kv_records) + strings
-    return seal(MAGIC + struct.pack("<I", 1) + bytes(36) + covered, len(covered) + 48) + bytes(
-        align(prefix_size) - prefix_size
-    ) + body
+    return (
+        seal(MAGIC + struct.pack("<I", 1) + bytes(36) + covered, len(covered) + 48)
+        + bytes(align(prefix_size) - prefix_size)
+        + body
+    )
 
 
 def seal(file: bytes, end: int) -> bytes:
@@ -190,23 +197,65 @@ def valid() -> None:
     case("ok_empty", "OK", -1, build([], []), "no tensors, no metadata: the smallest file")
     case("ok_rank8", "OK", -1, one((1, 8), (1,) * 8, b"\1"), "highest rank")
     case("ok_scalar", "OK", -1, one((2, 32), (), b"\0\0\x80\x3f"), "rank 0 has one element")
-    case("ok_utf8_names", "OK", -1, named("é".encode(), "日本".encode(), "𝛑".encode()), "2 to 4 bytes")
-    case("ok_byte_order", "OK", -1, named("\uffff".encode(), "\U00010000".encode()),
-         "sorted as bytes: UTF-16 order would be the other way round")
+    case(
+        "ok_utf8_names",
+        "OK",
+        -1,
+        named("é".encode(), "日本".encode(), "𝛑".encode()),
+        "2 to 4 bytes",
+    )
+    case(
+        "ok_byte_order",
+        "OK",
+        -1,
+        named("\uffff".encode(), "\U00010000".encode()),
+        "sorted as bytes: UTF-16 order would be the other way round",
+    )
     case("ok_dots_inside", "OK", -1, named(b"...", b".a", b"a..", b"a/..b"), "not dot segments")
     case("ok_name_1024", "OK", -1, named(b"a" * 1024), "longest name")
-    case("ok_nan_payload", "OK", -1, one((2, 32), (2,), b"\1\0\x80\x7f\xff\xff\xff\xff"),
-         "payload NaNs are kept as they are")
+    case(
+        "ok_nan_payload",
+        "OK",
+        -1,
+        one((2, 32), (2,), b"\1\0\x80\x7f\xff\xff\xff\xff"),
+        "payload NaNs are kept as they are",
+    )
     case("ok_nan_meta", "OK", -1, build([], [K(0, b"f", F64, 0x7FF8 << 48)]), "canonical NaN")
     case("ok_inf_meta", "OK", -1, build([], [K(0, b"f", F64, 0xFFF0 << 48)]), "-inf is no NaN")
-    case("ok_empty_values", "OK", -1, build([], [K(0, b"a", UTF8, b""), K(0, b"b", BYTES, b"")]), "")
+    case(
+        "ok_empty_values", "OK", -1, build([], [K(0, b"a", UTF8, b""), K(0, b"b", BYTES, b"")]), ""
+    )
     case("ok_zero_dim_max", "OK", -1, one((1, 8), (1 << 48, 0), b""), "2^48 is the largest dim")
-    case("ok_all_dtypes", "OK", -1, build(
-        [T(b"%02d_%03d" % d, d, (1,), bytes(-(-d[1] // 8))) for d in sorted([
-            (6, 8), *((1, b) for b in (1, 2, 4, 8, 16, 32, 64)), *((0, b) for b in (2, 4, 8, 16, 32, 64)),
-            (2, 16), (2, 32), (2, 64), (4, 16), (5, 32), (5, 64), (5, 128),
-            *((c, 8) for c in range(7, 15)), (15, 6), (16, 6), (17, 4)])], []),
-        "all 32 types")
+    case(
+        "ok_all_dtypes",
+        "OK",
+        -1,
+        build(
+            [
+                T(b"%02d_%03d" % d, d, (1,), bytes(-(-d[1] // 8)))
+                for d in sorted(
+                    [
+                        (6, 8),
+                        *((1, b) for b in (1, 2, 4, 8, 16, 32, 64)),
+                        *((0, b) for b in (2, 4, 8, 16, 32, 64)),
+                        (2, 16),
+                        (2, 32),
+                        (2, 64),
+                        (4, 16),
+                        (5, 32),
+                        (5, 64),
+                        (5, 128),
+                        *((c, 8) for c in range(7, 15)),
+                        (15, 6),
+                        (16, 6),
+                        (17, 4),
+                    ]
+                )
+            ],
+            [],
+        ),
+        "all 32 types",
+    )
     case("ok_full_block", "OK", -1, one((1, 8), (256,), bytes(range(256))), "no padding needed")
 
 
@@ -224,8 +273,13 @@ def header() -> None:
     lf = BASE.replace(b"\r\n", b"\n")
     case("crlf_to_lf", "E_MAGIC_TEXTMODE", 0, lf, "git autocrlf on commit")
     case("lf_to_crlf", "E_MAGIC_TEXTMODE", 0, BASE.replace(b"\n", b"\r\n"), "text mode on write")
-    case("lf_to_crlf_smart", "E_MAGIC_TEXTMODE", 0, put(BASE, 0, b"KDTR\r\n\x1a\r"),
-         "only the bare newline was converted")
+    case(
+        "lf_to_crlf_smart",
+        "E_MAGIC_TEXTMODE",
+        0,
+        put(BASE, 0, b"KDTR\r\n\x1a\r"),
+        "only the bare newline was converted",
+    )
     case("cr_to_lf", "E_MAGIC_TEXTMODE", 0, put(BASE, 0, b"KDTR\n\n\x1a\n"), "old Mac conversion")
     case("magic_zero", "E_MAGIC", 0, put(BASE, 0, bytes(8)), "an interrupted write")
     case("magic_case", "E_MAGIC", 0, put(BASE, 0, b"kdtr"), "")
@@ -239,18 +293,35 @@ def header() -> None:
         why = "byte-swapped 1" if value == 1 << 24 else ""
         case(f"version_{value}", "E_VERSION", 8, put(BASE, 8, struct.pack("<I", value)), why)
     for name, at, limit in (("n", 56, 20), ("m", 60, 20), ("s", 64, 26)):
-        for text, value in ((f"2e{limit}_1", (1 << limit) + 1), ("2e31", 1 << 31), ("max", 0xFFFFFFFF)):
+        for text, value in (
+            (f"2e{limit}_1", (1 << limit) + 1),
+            ("2e31", 1 << 31),
+            ("max", 0xFFFFFFFF),
+        ):
             case(f"limit_{name}_{text}", "E_LIMIT", at, put(BASE, at, struct.pack("<I", value)), "")
     case("n_byteswapped", "E_LIMIT", 56, put(BASE, 56, struct.pack(">I", 4)), "big-endian writer")
-    for text, value in (("plus_256", SIZE + 256), ("max", M64), ("2e63", 1 << 63), ("2e32", SIZE + (1 << 32))):
+    for text, value in (
+        ("plus_256", SIZE + 256),
+        ("max", M64),
+        ("2e63", 1 << 63),
+        ("2e32", SIZE + (1 << 32)),
+    ):
         case(f"size_{text}", "E_TRUNCATED", 48, base(size=value), "")
-    case("size_byteswapped", "E_TRUNCATED", 48, base(size=int.from_bytes(SIZE.to_bytes(8, "big"), "little")), "")
+    case(
+        "size_byteswapped",
+        "E_TRUNCATED",
+        48,
+        base(size=int.from_bytes(SIZE.to_bytes(8, "big"), "little")),
+        "",
+    )
     for text, value in (("minus_256", SIZE - 256), ("zero", 0), ("minus_1", SIZE - 1)):
         case(f"size_{text}", "E_TRAILING", 48, base(size=value), "")
     case("trailing_byte", "E_TRAILING", 48, BASE + b"\0", "")
     case("trailing_block", "E_TRAILING", 48, BASE + bytes(256), "")
     case("trailing_zip", "E_TRAILING", 48, BASE + b"PK\5\6" + bytes(18), "a polyglot")
-    case("size_odd", "E_FILE_SIZE", 48, base(size=SIZE + 1) + b"\0", "true size, but no whole block")
+    case(
+        "size_odd", "E_FILE_SIZE", 48, base(size=SIZE + 1) + b"\0", "true size, but no whole block"
+    )
     case("prefix_n_max", "E_PREFIX_RANGE", 56, base(n=1 << 20), "index larger than the file")
     case("prefix_m_max", "E_PREFIX_RANGE", 56, base(m=1 << 20), "")
     case("prefix_s_max", "E_PREFIX_RANGE", 56, base(s=1 << 26), "")
@@ -258,9 +329,21 @@ def header() -> None:
     case("prefix_by_one", "E_PREFIX_RANGE", 56, small, "P = 257 in a file of 256 bytes")
     case("prefix_crc_zero", "E_PREFIX_CRC", 12, put(BASE, 12, bytes(4)), "zero is no 'unchecked'")
     case("prefix_crc_swapped", "E_PREFIX_CRC", 12, put(BASE, 12, BASE[12:16][::-1]), "")
-    for text, at in (("root", 16), ("reserved", 127), ("record", R[0] + 40), ("kv", KV[2]), ("string", END - 1)):
+    for text, at in (
+        ("root", 16),
+        ("reserved", 127),
+        ("record", R[0] + 40),
+        ("kv", KV[2]),
+        ("string", END - 1),
+    ):
         case(f"prefix_flip_{text}", "E_PREFIX_CRC", 12, put(BASE, at, bytes([BASE[at] ^ 1])), "")
-    case("prefix_not_resealed_size", "E_PREFIX_CRC", 12, put(BASE + bytes(256), 48, struct.pack("<Q", SIZE + 256)), "")
+    case(
+        "prefix_not_resealed_size",
+        "E_PREFIX_CRC",
+        12,
+        put(BASE + bytes(256), 48, struct.pack("<Q", SIZE + 256)),
+        "",
+    )
     case("reserved_first", "E_RESERVED", 68, base(reserved=b"\1"), "")
     case("reserved_last", "E_RESERVED", 127, base(reserved=bytes(59) + b"\x80"), "")
 
@@ -275,58 +358,190 @@ def names() -> None:
     case("name_empty", "E_NAME_LENGTH", R[0] + 4, base(0, name_len=0), "")
     case("name_1025", "E_NAME_LENGTH", R[0] + 4, named(b"a" * 1025), "")
     bad_utf8 = {
-        "overlong_2": b"\xc0\x80", "overlong_2_slash": b"\xc1\xaf", "overlong_3": b"\xe0\x9f\xbf",
-        "overlong_4": b"\xf0\x8f\xbf\xbf", "surrogate": b"\xed\xa0\x80", "surrogate_low": b"\xed\xbf\xbf",
-        "above_max": b"\xf4\x90\x80\x80", "f5": b"\xf5\x80\x80\x80", "lone_continuation": b"\x80",
-        "cut_2": b"\xc3", "cut_3": b"\xe6\x97", "cut_4": b"\xf0\x9d\x9b", "bad_middle": b"\xe6a\xa5",
-        "bad_last": b"\xf0\x9d\x9ba", "ff": b"\xff", "latin1": b"caf\xe9", "cesu8": b"\xed\xa0\xb5\xed\xbb\x91",
+        "overlong_2": b"\xc0\x80",
+        "overlong_2_slash": b"\xc1\xaf",
+        "overlong_3": b"\xe0\x9f\xbf",
+        "overlong_4": b"\xf0\x8f\xbf\xbf",
+        "surrogate": b"\xed\xa0\x80",
+        "surrogate_low": b"\xed\xbf\xbf",
+        "above_max": b"\xf4\x90\x80\x80",
+        "f5": b"\xf5\x80\x80\x80",
+        "lone_continuation": b"\x80",
+        "cut_2": b"\xc3",
+        "cut_3": b"\xe6\x97",
+        "cut_4": b"\xf0\x9d\x9b",
+        "bad_middle": b"\xe6a\xa5",
+        "bad_last": b"\xf0\x9d\x9ba",
+        "ff": b"\xff",
+        "latin1": b"caf\xe9",
+        "cesu8": b"\xed\xa0\xb5\xed\xbb\x91",
     }
     for text, raw in bad_utf8.items():
         case(f"name_utf8_{text}", "E_NAME_UTF8", 256, named(raw), "")
-    for text, char in (("nul", 0), ("newline", 10), ("escape", 27), ("us", 31), ("del", 127), ("backslash", 92)):
+    for text, char in (
+        ("nul", 0),
+        ("newline", 10),
+        ("escape", 27),
+        ("us", 31),
+        ("del", 127),
+        ("backslash", 92),
+    ):
         case(f"name_char_{text}", "E_NAME_CHAR", 256, named(b"a" + bytes([char]) + b"b"), "")
-    case("name_char_before_path", "E_NAME_CHAR", 256, named(b"..\\a"), "the character rule comes first")
-    for text, raw in (("absolute", b"/etc/passwd"), ("trailing", b"a/"), ("double", b"a//b"), ("slash", b"/"),
-                      ("dot", b"."), ("dotdot", b".."), ("up", b"../../x"), ("inner", b"a/../b"),
-                      ("inner_dot", b"a/./b"), ("tail_dotdot", b"a/..")):
+    case(
+        "name_char_before_path",
+        "E_NAME_CHAR",
+        256,
+        named(b"..\\a"),
+        "the character rule comes first",
+    )
+    for text, raw in (
+        ("absolute", b"/etc/passwd"),
+        ("trailing", b"a/"),
+        ("double", b"a//b"),
+        ("slash", b"/"),
+        ("dot", b"."),
+        ("dotdot", b".."),
+        ("up", b"../../x"),
+        ("inner", b"a/../b"),
+        ("inner_dot", b"a/./b"),
+        ("tail_dotdot", b"a/.."),
+    ):
         case(f"name_path_{text}", "E_NAME_PATH", 256, named(raw), "")
     case("name_dup", "E_NAME_DUP", R[1], named(b"a", b"a"), "")
     case("name_order", "E_NAME_ORDER", R[1], named(b"b", b"a"), "")
     case("name_order_prefix", "E_NAME_ORDER", R[1], named(b"ab", b"a"), "a prefix sorts first")
-    case("name_order_unsigned", "E_NAME_ORDER", R[1], named("é".encode(), b"z"), "bytes are unsigned")
-    case("name_order_utf16", "E_NAME_ORDER", R[1], named("\U00010000".encode(), "\uffff".encode()), "")
-    case("name_dup_apart", "E_NAME_ORDER", R[2], named(b"a", b"b", b"a"), "only neighbours can be equal")
+    case(
+        "name_order_unsigned", "E_NAME_ORDER", R[1], named("é".encode(), b"z"), "bytes are unsigned"
+    )
+    case(
+        "name_order_utf16",
+        "E_NAME_ORDER",
+        R[1],
+        named("\U00010000".encode(), "\uffff".encode()),
+        "",
+    )
+    case(
+        "name_dup_apart",
+        "E_NAME_ORDER",
+        R[2],
+        named(b"a", b"b", b"a"),
+        "only neighbours can be equal",
+    )
 
 
 def shapes() -> None:
-    for text, code, bits in (("code_3", 3, 64), ("code_18", 18, 8), ("code_255", 255, 8), ("f80", 2, 80), ("f8", 2, 8),
-                             ("u3", 1, 3), ("i1", 0, 1), ("bool1", 6, 1), ("bits_0", 1, 0), ("bits_255", 1, 255),
-                             ("bf32", 4, 32), ("c256_wraps", 5, 0), ("f6_as_8", 15, 8), ("i128", 0, 128)):
+    for text, code, bits in (
+        ("code_3", 3, 64),
+        ("code_18", 18, 8),
+        ("code_255", 255, 8),
+        ("f80", 2, 80),
+        ("f8", 2, 8),
+        ("u3", 1, 3),
+        ("i1", 0, 1),
+        ("bool1", 6, 1),
+        ("bits_0", 1, 0),
+        ("bits_255", 1, 255),
+        ("bf32", 4, 32),
+        ("c256_wraps", 5, 0),
+        ("f6_as_8", 15, 8),
+        ("i128", 0, 128),
+    ):
         case(f"dtype_{text}", "E_DTYPE", R[0] + 8, base(0, code=code, bits=bits), "")
     for lanes in (0, 2, 0xFFFF, 0x100):
         case(f"dtype_lanes_{lanes}", "E_DTYPE", R[0] + 8, base(0, lanes=lanes), "")
     for rank in (9, 255):
-        case(f"rank_{rank}", "E_RANK", R[0] + 6, base(0, rank=rank), "dims would be read past the record")
+        case(
+            f"rank_{rank}",
+            "E_RANK",
+            R[0] + 6,
+            base(0, rank=rank),
+            "dims would be read past the record",
+        )
     case("dim_unused_rank1", "E_DIM_UNUSED", R[0] + 40, base(0, rank=1), "dims [2, 3] under rank 1")
-    case("dim_unused_last", "E_DIM_UNUSED", R[0] + 88, base(0, dims=dims(2, 3, 0, 0, 0, 0, 0, 1)), "")
+    case(
+        "dim_unused_last", "E_DIM_UNUSED", R[0] + 88, base(0, dims=dims(2, 3, 0, 0, 0, 0, 0, 1)), ""
+    )
     case("dim_unused_scalar", "E_DIM_UNUSED", 160, one((1, 8), (), b"\1", dims=dims(1)), "")
     case("dim_2e48_1", "E_DIM_RANGE", 160, one((1, 8), (1,), b"\1", dims=dims((1 << 48) + 1)), "")
-    case("dim_minus_1", "E_DIM_RANGE", 160, one((1, 8), (1,), b"\1", dims=dims(M64)), "a symbolic size")
+    case(
+        "dim_minus_1",
+        "E_DIM_RANGE",
+        160,
+        one((1, 8), (1,), b"\1", dims=dims(M64)),
+        "a symbolic size",
+    )
     case("dim_2e63", "E_DIM_RANGE", 168, one((1, 8), (1, 1), b"\1", dims=dims(1, 1 << 63)), "")
-    case("dim_range_before_overflow", "E_DIM_RANGE", 176, one((1, 8), (1, 1, 1), b"", dims=dims(1 << 48, 1 << 48, 1 << 49)),
-         "all dims are checked before the product")
-    case("numel_2e51", "E_DATA_LEN", 152, one((1, 8), (1,), b"\1", dims=dims(1 << 48)), "2^51 bits are allowed, not there")
+    case(
+        "dim_range_before_overflow",
+        "E_DIM_RANGE",
+        176,
+        one((1, 8), (1, 1, 1), b"", dims=dims(1 << 48, 1 << 48, 1 << 49)),
+        "all dims are checked before the product",
+    )
+    case(
+        "numel_2e51",
+        "E_DATA_LEN",
+        152,
+        one((1, 8), (1,), b"\1", dims=dims(1 << 48)),
+        "2^51 bits are allowed, not there",
+    )
     case("numel_2e52", "E_DATA_LEN", 152, one((1, 8), (1, 1), b"\1", dims=dims(1 << 48, 2)), "")
-    case("numel_at_limit", "E_DATA_LEN", 152, one((1, 8), (1, 1), b"", dims=dims(1 << 48, 32)), "2^56 bits exactly")
-    case("numel_over_limit", "E_NUMEL_OVERFLOW", 168, one((1, 8), (1, 1), b"", dims=dims(1 << 48, 33)), "just over 2^56 bits")
-    case("numel_wraps_to_0", "E_NUMEL_OVERFLOW", 168, one((1, 8), (1, 1), b"", dims=dims(1 << 32, 1 << 32)), "2^64 wraps to 0")
-    case("numel_wraps_small", "E_NUMEL_OVERFLOW", 168, one((1, 8), (1, 1), b"\1", dims=dims(0x100000001, 0xFFFFFFFF)),
-         "wraps to 2^64 - 1")
-    case("numel_wraps_bits", "E_NUMEL_OVERFLOW", 168, one((5, 128), (1, 1), b"", dims=dims(1 << 40, 1 << 17)), "only times 128 is too much")
-    case("numel_bits_at_limit", "E_DATA_LEN", 152, one((5, 128), (1, 1), b"", dims=dims(1 << 40, 1 << 9)), "2^56 bits")
-    case("numel_behind_zero", "E_NUMEL_OVERFLOW", 184, one((1, 8), (1,) * 4, b"", dims=dims(0, 1 << 48, 1, 1 << 48)),
-         "a zero dim cannot hide an overflow")
-    case("numel_before_zero", "E_NUMEL_OVERFLOW", 168, one((1, 8), (1,) * 3, b"", dims=dims(1 << 48, 1 << 48, 0)), "")
+    case(
+        "numel_at_limit",
+        "E_DATA_LEN",
+        152,
+        one((1, 8), (1, 1), b"", dims=dims(1 << 48, 32)),
+        "2^56 bits exactly",
+    )
+    case(
+        "numel_over_limit",
+        "E_NUMEL_OVERFLOW",
+        168,
+        one((1, 8), (1, 1), b"", dims=dims(1 << 48, 33)),
+        "just over 2^56 bits",
+    )
+    case(
+        "numel_wraps_to_0",
+        "E_NUMEL_OVERFLOW",
+        168,
+        one((1, 8), (1, 1), b"", dims=dims(1 << 32, 1 << 32)),
+        "2^64 wraps to 0",
+    )
+    case(
+        "numel_wraps_small",
+        "E_NUMEL_OVERFLOW",
+        168,
+        one((1, 8), (1, 1), b"\1", dims=dims(0x100000001, 0xFFFFFFFF)),
+        "wraps to 2^64 - 1",
+    )
+    case(
+        "numel_wraps_bits",
+        "E_NUMEL_OVERFLOW",
+        168,
+        one((5, 128), (1, 1), b"", dims=dims(1 << 40, 1 << 17)),
+        "only times 128 is too much",
+    )
+    case(
+        "numel_bits_at_limit",
+        "E_DATA_LEN",
+        152,
+        one((5, 128), (1, 1), b"", dims=dims(1 << 40, 1 << 9)),
+        "2^56 bits",
+    )
+    case(
+        "numel_behind_zero",
+        "E_NUMEL_OVERFLOW",
+        184,
+        one((1, 8), (1,) * 4, b"", dims=dims(0, 1 << 48, 1, 1 << 48)),
+        "a zero dim cannot hide an overflow",
+    )
+    case(
+        "numel_before_zero",
+        "E_NUMEL_OVERFLOW",
+        168,
+        one((1, 8), (1,) * 3, b"", dims=dims(1 << 48, 1 << 48, 0)),
+        "",
+    )
     for text, value in (("short", 23), ("long", 25), ("zero", 0), ("max", M64), ("block", 256)):
         case(f"len_{text}", "E_DATA_LEN", R[0] + 24, base(0, len=value), "")
     case("len_bits_floor", "E_DATA_LEN", R[2] + 24, base(2, len=1), "3 nibbles need 2 bytes")
@@ -339,13 +554,31 @@ def shapes() -> None:
     case("off_into_index", "E_DATA_OFFSET", R[0] + 16, base(0, off=256), "")
     case("off_zero", "E_DATA_OFFSET", R[0] + 16, base(0, off=0), "relative offsets")
     case("off_past_end", "E_DATA_OFFSET", R[0] + 16, base(0, off=1 << 40), "")
-    case("off_wraps", "E_DATA_OFFSET", R[0] + 16, base(0, off=M64 - 255), "offset + length wraps to 0")
-    case("off_zero_size", "E_DATA_OFFSET", R[3] + 16, base(3, off=2048), "an empty payload has its place too")
+    case(
+        "off_wraps",
+        "E_DATA_OFFSET",
+        R[0] + 16,
+        base(0, off=M64 - 255),
+        "offset + length wraps to 0",
+    )
+    case(
+        "off_zero_size",
+        "E_DATA_OFFSET",
+        R[3] + 16,
+        base(3, off=2048),
+        "an empty payload has its place too",
+    )
     over = build([T(b"t", (1, 8), (256,), bytes(256), {"len": 257, "dims": dims(257)})], [])
     case("range_by_one", "E_DATA_RANGE", 144, over, "payload ends one byte after the file")
     far = build([T(b"t", (1, 8), (1,), b"", {"len": 1 << 48, "dims": dims(1 << 48)})], [])
     case("range_2e48", "E_DATA_RANGE", 144, far, "")
-    case("tail_block", "E_FILE_SIZE", 48, base(size=SIZE + 256) + bytes(256), "a block that no tensor owns")
+    case(
+        "tail_block",
+        "E_FILE_SIZE",
+        48,
+        base(size=SIZE + 256) + bytes(256),
+        "a block that no tensor owns",
+    )
     case("tail_no_tensors", "E_FILE_SIZE", 48, build([], [], size=512) + bytes(256), "")
 
 
@@ -353,13 +586,31 @@ def metadata() -> None:
     case("kv_reserved", "E_RESERVED", KV[0] + 11, base(kv=0, reserved=1), "")
     case("kv_owner_past", "E_KV_OWNER", KV[6], base(kv=6, owner=5), "there are 4 tensors")
     case("kv_owner_max", "E_KV_OWNER", KV[6], base(kv=6, owner=0xFFFFFFFF), "owner + 1 wraps")
-    case("kv_key_off", "E_KV_SPAN", KV[1] + 4, base(kv=1, key_off=6), "key shared with the one before")
+    case(
+        "kv_key_off",
+        "E_KV_SPAN",
+        KV[1] + 4,
+        base(kv=1, key_off=6),
+        "key shared with the one before",
+    )
     case("kv_key_off_max", "E_KV_SPAN", KV[1] + 4, base(kv=1, key_off=0xFFFFFFFF), "")
     case("kv_key_past_pool", "E_KV_SPAN", KV[6] + 4, base(kv=6, key_len=10), "9 bytes are left")
     case("kv_value_off", "E_KV_SPAN", KV[3] + 16, base(kv=3, value=0), "value shared with a name")
-    case("kv_value_off_wide", "E_KV_SPAN", KV[3] + 16, base(kv=3, value=(1 << 32) + 10), "right in its low 32 bits")
+    case(
+        "kv_value_off_wide",
+        "E_KV_SPAN",
+        KV[3] + 16,
+        base(kv=3, value=(1 << 32) + 10),
+        "right in its low 32 bits",
+    )
     case("kv_value_past_pool", "E_KV_SPAN", KV[6] + 16, base(kv=6, val_len=6), "")
-    case("kv_value_max", "E_KV_SPAN", KV[6] + 16, base(kv=6, val_len=0xFFFFFFFF), "offset + length wraps")
+    case(
+        "kv_value_max",
+        "E_KV_SPAN",
+        KV[6] + 16,
+        base(kv=6, val_len=0xFFFFFFFF),
+        "offset + length wraps",
+    )
     case("kv_key_empty", "E_KV_KEY_LENGTH", 136, keyed(b""), "")
     case("kv_key_1025", "E_KV_KEY_LENGTH", 136, keyed(b"k" * 1025), "")
     case("kv_key_utf8", "E_KV_KEY_UTF8", 152, keyed(b"\xc0\xaf"), "")
@@ -370,20 +621,53 @@ def metadata() -> None:
     case("kv_order_key", "E_KV_ORDER", 152, keyed(b"b", b"a"), "")
     swapped = [K(1, b"a", BOOL, 1), K(0, b"b", BOOL, 1)]
     case("kv_order_owner", "E_KV_ORDER", 280, build([T(b"t", (1, 8), (), b"\7")], swapped), "")
-    case("ok_kv_owners", "OK", -1, build([T(b"t", (1, 8), (), b"\7")], [K(0, b"b", BOOL, 1), K(1, b"a", BOOL, 1)]),
-         "keys start anew with each owner")
+    case(
+        "ok_kv_owners",
+        "OK",
+        -1,
+        build([T(b"t", (1, 8), (), b"\7")], [K(0, b"b", BOOL, 1), K(1, b"a", BOOL, 1)]),
+        "keys start anew with each owner",
+    )
     for kind in (0, 7, 255):
         case(f"kv_type_{kind}", "E_KV_TYPE", KV[0] + 10, base(kv=0, kind=kind), "")
     case("kv_scalar_length", "E_KV_VALUE", KV[2] + 12, base(kv=2, val_len=8), "")
     case("kv_bool_2", "E_KV_VALUE", KV[0] + 16, base(kv=0, value=2), "")
-    case("kv_bool_high", "E_KV_VALUE", KV[0] + 16, base(kv=0, value=1 << 32), "zero in its low 32 bits")
-    case("kv_u64_small", "E_KV_VALUE", KV[4] + 16, base(kv=4, value=(1 << 63) - 1), "fits an i64: two encodings")
+    case(
+        "kv_bool_high",
+        "E_KV_VALUE",
+        KV[0] + 16,
+        base(kv=0, value=1 << 32),
+        "zero in its low 32 bits",
+    )
+    case(
+        "kv_u64_small",
+        "E_KV_VALUE",
+        KV[4] + 16,
+        base(kv=4, value=(1 << 63) - 1),
+        "fits an i64: two encodings",
+    )
     case("kv_u64_zero", "E_KV_VALUE", KV[4] + 16, base(kv=4, value=0), "")
-    for text, bits in (("signalling", 0x7FF0 << 48 | 1), ("negative", 0xFFF8 << 48), ("payload", 0x7FF8 << 48 | 1), ("all", M64)):
+    for text, bits in (
+        ("signalling", 0x7FF0 << 48 | 1),
+        ("negative", 0xFFF8 << 48),
+        ("payload", 0x7FF8 << 48 | 1),
+        ("all", M64),
+    ):
         case(f"kv_nan_{text}", "E_KV_VALUE", KV[1] + 16, base(kv=1, value=bits), "one NaN only")
-    for text, raw in (("overlong", b"\xc0\x80"), ("surrogate", b"\xed\xa0\x80"), ("cut", b"ab\xe6"), ("latin1", b"\xe9t\xe9")):
+    for text, raw in (
+        ("overlong", b"\xc0\x80"),
+        ("surrogate", b"\xed\xa0\x80"),
+        ("cut", b"ab\xe6"),
+        ("latin1", b"\xe9t\xe9"),
+    ):
         case(f"kv_utf8_{text}", "E_KV_UTF8", 153, build([], [K(0, b"k", UTF8, raw)]), "")
-    case("kv_utf8_as_bytes", "OK", -1, build([], [K(0, b"k", BYTES, b"\xc0\x80")]), "bytes need not be text")
+    case(
+        "kv_utf8_as_bytes",
+        "OK",
+        -1,
+        build([], [K(0, b"k", BYTES, b"\xc0\x80")]),
+        "bytes need not be text",
+    )
     case("strings_unused", "E_STRINGS_UNUSED", END, base(pool_extra=b"x"), "room to hide data in")
     case("strings_unused_zero", "E_STRINGS_UNUSED", END, base(pool_extra=b"\0" * 8), "")
     case("strings_unused_alone", "E_STRINGS_UNUSED", 128, build([], [], b"x"), "")
@@ -392,32 +676,59 @@ def metadata() -> None:
 
 
 def payloads() -> None:
-    case("crc_flip", "E_TENSOR_CRC", R[0] + 12, put(BASE, FIRST + 5, b"\1"), "a flipped payload bit")
+    case(
+        "crc_flip", "E_TENSOR_CRC", R[0] + 12, put(BASE, FIRST + 5, b"\1"), "a flipped payload bit"
+    )
     case("crc_zero", "E_TENSOR_CRC", R[0] + 12, base(0, crc=0), "zero is no 'unchecked'")
     case("crc_empty", "E_TENSOR_CRC", R[3] + 12, base(3, crc=1), "the CRC of nothing is 0")
-    case("crc_before_padding", "E_TENSOR_CRC", R[0] + 12, put(base(0, crc=7), FIRST + 24, b"\1"), "")
+    case(
+        "crc_before_padding", "E_TENSOR_CRC", R[0] + 12, put(base(0, crc=7), FIRST + 24, b"\1"), ""
+    )
     case("payload_padding_first", "E_PADDING", FIRST + 24, put(BASE, FIRST + 24, b"\1"), "")
     case("payload_padding_last", "E_PADDING", SIZE - 1, put(BASE, SIZE - 1, b"\1"), "")
     for value in (2, 255):
-        case(f"bool_{value}", "E_BOOL_VALUE", 514, one((6, 8), (3,), bytes([0, 1, value])), "undefined behaviour in C++")
+        case(
+            f"bool_{value}",
+            "E_BOOL_VALUE",
+            514,
+            one((6, 8), (3,), bytes([0, 1, value])),
+            "undefined behaviour in C++",
+        )
     case("tail_u4", "E_SUBBYTE_TAIL", 512, one((1, 4), (1,), b"\x11"), "")
     case("tail_u1", "E_SUBBYTE_TAIL", 513, one((1, 1), (9,), b"\xff\x03"), "")
     case("tail_f6", "E_SUBBYTE_TAIL", 512, one((15, 6), (1,), b"\x40"), "")
     case("tail_f4_top", "E_SUBBYTE_TAIL", 513, one((17, 4), (3,), b"\x21\x80"), "")
-    case("tensors_in_turn", "E_BOOL_VALUE", 512, build(
-        [T(b"a", (6, 8), (1,), b"\2"), T(b"b", (1, 8), (1,), b"\1", {"crc": 0})], []),
-        "all payload rules of one tensor come before the next tensor")
+    case(
+        "tensors_in_turn",
+        "E_BOOL_VALUE",
+        512,
+        build([T(b"a", (6, 8), (1,), b"\2"), T(b"b", (1, 8), (1,), b"\1", {"crc": 0})], []),
+        "all payload rules of one tensor come before the next tensor",
+    )
     case("sha_zero", "E_TENSOR_DIGEST", R[0] + 96, base(0, sha=bytes(32)), "")
     case("sha_last", "E_TENSOR_DIGEST", R[3] + 96, base(3, sha=b"\1" * 32), "")
     forged = b"\0\1\2\3"
-    case("sha_behind_crc", "E_TENSOR_DIGEST", 224, one((1, 8), (4,), forged, sha=hashlib.sha256(b"other").digest()),
-         "a forged payload with its CRC made right")
+    case(
+        "sha_behind_crc",
+        "E_TENSOR_DIGEST",
+        224,
+        one((1, 8), (4,), forged, sha=hashlib.sha256(b"other").digest()),
+        "a forged payload with its CRC made right",
+    )
     unrooted = put(BASE, 16, bytes(32))
     unrooted = put(unrooted, 12, struct.pack("<I", zlib.crc32(unrooted[16:END])))
     case("root_zero", "E_ROOT_DIGEST", 16, unrooted, "CRC right, root wrong")
-    case("digest_before_root", "E_TENSOR_DIGEST", R[0] + 96, put(
-        put(base(0, sha=bytes(32)), 16, bytes(32)), 12,
-        struct.pack("<I", zlib.crc32(bytes(32) + base(0, sha=bytes(32))[48:END]))), "")
+    case(
+        "digest_before_root",
+        "E_TENSOR_DIGEST",
+        R[0] + 96,
+        put(
+            put(base(0, sha=bytes(32)), 16, bytes(32)),
+            12,
+            struct.pack("<I", zlib.crc32(bytes(32) + base(0, sha=bytes(32))[48:END])),
+        ),
+        "",
+    )
 
 
 for _group in (valid, header, names, shapes, metadata, payloads):

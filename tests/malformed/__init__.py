@@ -1,0 +1,1 @@
+"""Damaged and hostile KDTR files, for every reader."""
