@@ -1,0 +1,178 @@
+// What the verify_attn kernels share: the call as device pointers, the checks of a request, and the
+// split of its keys among blocks. The split depends on the request alone, never on the batch or the
+// device, so a request's bits do not change with its neighbours.
+#pragma once
+
+#include <cmath>
+
+#include "floats.cuh"
+
+namespace kdtr::cuda {
+
+struct Attention {
+  const void *q, *pool;
+  const std::int32_t *page_table, *prefix_len, *tree_slots, *n_nodes;
+  const std::uint8_t* visible;
+  void* out;
+  float* lse;
+  std::int32_t* status;
+  std::int64_t slots, max_pages;
+  int requests, nodes, heads, width, values;  // R, N, H, D, Dv
+  int page_size;
+  bool has_prefix, has_tree;
+  float scale;
+  // Workspace: per request `units` (row block, split) pairs of partial results, then flags.
+  float *part_out, *part_lse;
+  std::int32_t* part_bad;
+  int units;
+};
+
+// How a kernel cuts a request: rows per block, keys per tile, blocks wanted, fewest tiles per
+// split.
+struct Cut {
+  int rows, keys, blocks, tiles;
+};
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+struct Plan {
+  bool bad;               // found so far; pages and slots are checked by the blocks that read them
+  int active;             // rows that attend: n_nodes H
+  int nodes, prefix;      // n_nodes, P
+  int keys;               // P + n_nodes
+  int blocks;             // row blocks with active rows, at least 1
+  int splits, per_split;  // splits of the keys and tiles in each but the last
+};
+
+__device__ inline Plan plan_of(const Attention& a, int request, Cut cut) {
+  Plan p{};
+  const int n = a.n_nodes[request];
+  p.bad = n < 0 || n > a.nodes;
+  p.nodes = p.bad ? 0 : n;
+  if (p.nodes > 0 && a.has_prefix) {
+    const int prefix = a.prefix_len[request];
+    p.bad = prefix < 0 || prefix > a.max_pages * a.page_size;
+    p.prefix = p.bad ? 0 : prefix;
+    if (p.bad) p.nodes = 0;
+  }
+  p.active = p.nodes * a.heads;
+  p.keys = p.prefix + (a.has_tree ? p.nodes : 0);
+  p.blocks = max(1, ceil_div(p.active, cut.rows));
+  const int tiles = max(1, ceil_div(p.keys, cut.keys));
+  const int most = min(max(1, cut.blocks / p.blocks), ceil_div(tiles, cut.tiles));
+  p.per_split = ceil_div(tiles, most);
+  p.splits = ceil_div(tiles, p.per_split);
+  return p;
+}
+
+// The slot of key `t` of a request, -1 if it is out of range.
+__device__ inline std::int64_t slot_of(const Attention& a, int request, const Plan& p, int t) {
+  std::int64_t slot;
+  if (t < p.prefix) {
+    const std::int64_t page = a.page_table[request * a.max_pages + t / a.page_size];
+    if (page < 0) return -1;
+    slot = page * a.page_size + t % a.page_size;
+  } else {
+    slot = a.tree_slots[static_cast<std::int64_t>(request) * a.nodes + (t - p.prefix)];
+  }
+  return slot >= 0 && slot < a.slots ? slot : -1;
+}
+
+// Whether keys [first, last) hold a slot out of range; for all threads of the block.
+__device__ inline bool any_bad(const Attention& a, int request, const Plan& p, int first,
+                               int last) {
+  bool bad = false;
+  const int prefix_last = min(last, p.prefix), step = a.page_size;
+  // The last used row of a page is its highest slot.
+  for (int page = first / step + static_cast<int>(threadIdx.x); page * step < prefix_last;
+       page += static_cast<int>(blockDim.x)) {
+    bad |= slot_of(a, request, p, min((page + 1) * step, p.prefix) - 1) < 0;
+  }
+  for (int t = max(first, p.prefix) + static_cast<int>(threadIdx.x); t < last;
+       t += static_cast<int>(blockDim.x)) {
+    bad |= slot_of(a, request, p, t) < 0;
+  }
+  return __syncthreads_or(bad) != 0;
+}
+
+// Host side: the most (row block, split) pairs that any request of this call can need.
+inline int most_units(const Attention& a, Cut cut) {
+  const std::int64_t rows = static_cast<std::int64_t>(a.nodes) * a.heads;
+  const std::int64_t blocks = std::max<std::int64_t>(1, (rows + cut.rows - 1) / cut.rows);
+  const std::int64_t keys = (a.has_prefix ? a.max_pages * a.page_size : 0) + a.nodes;
+  const std::int64_t tiles = std::max<std::int64_t>(1, (keys + cut.keys - 1) / cut.keys);
+  const std::int64_t splits = (tiles + cut.tiles - 1) / cut.tiles;
+  return static_cast<int>(std::max(blocks, std::min<std::int64_t>(cut.blocks, blocks * splits)));
+}
+
+// Host side: bytes of the partial results, laid out by `place_workspace`.
+inline std::size_t workspace_bytes(const Attention& a, Cut cut) {
+  if (a.units == 0) return 0;
+  const std::size_t rows =
+      static_cast<std::size_t>(a.requests) * static_cast<std::size_t>(a.units * cut.rows);
+  const std::size_t flags =
+      static_cast<std::size_t>(a.requests) * static_cast<std::size_t>(cut.blocks);
+  return (rows * static_cast<std::size_t>(a.values + 1) + flags) * sizeof(float);
+}
+
+inline void place_workspace(Attention& a, Cut cut, void* workspace) {
+  const std::int64_t rows = static_cast<std::int64_t>(a.requests) * a.units * cut.rows;
+  a.part_out = static_cast<float*>(workspace);
+  a.part_lse = a.part_out + rows * a.values;
+  a.part_bad = reinterpret_cast<std::int32_t*>(a.part_lse + rows);
+}
+
+// Row of the partial results of (request, row block, split): first row of the block.
+__device__ inline std::int64_t part_row(const Attention& a, const Plan& p, Cut cut, int request,
+                                        int block, int split) {
+  return (static_cast<std::int64_t>(request) * a.units + split * p.blocks + block) * cut.rows;
+}
+
+constexpr int kMergeThreads = 128, kMostSplits = 264;
+
+// Merges the splits of one row in ascending order, and writes status and pads of split requests.
+template <class O>
+__global__ void __launch_bounds__(kMergeThreads) merge_splits(const Attention a, const Cut cut) {
+  const int request = static_cast<int>(blockIdx.y), row = static_cast<int>(blockIdx.x);
+  const Plan p = plan_of(a, request, cut);
+  if (p.splits == 1) return;
+  __shared__ float weight[kMostSplits];
+  const int me = static_cast<int>(threadIdx.x);
+  bool bad = false;
+  for (int s = me; s < p.splits; s += kMergeThreads) {
+    bad |= a.part_bad[request * cut.blocks + s] != 0;
+  }
+  bad = __syncthreads_or(bad) != 0;
+  if (row == 0 && me == 0) a.status[request] = bad ? kBadInput : kOk;
+  const std::int64_t at = static_cast<std::int64_t>(request) * a.nodes * a.heads + row;
+  O* out = static_cast<O*>(a.out) + at * a.values;
+  const bool pad = bad || row >= p.active;
+  float top = -INFINITY, sum = 0.0f;
+  std::int64_t first = 0;
+  if (!pad) {
+    first = part_row(a, p, cut, request, row / cut.rows, 0) + row % cut.rows;
+    for (int s = me; s < p.splits; s += kMergeThreads) {
+      weight[s] = a.part_lse[first + static_cast<std::int64_t>(s) * p.blocks * cut.rows];
+    }
+    __syncthreads();
+    for (int s = 0; s < p.splits; ++s) top = fmaxf(top, weight[s]);
+    if (top != -INFINITY) {
+      for (int s = 0; s < p.splits; ++s) sum += expf(weight[s] - top);
+    }
+  }
+  if (me == 0) a.lse[at] = sum == 0.0f ? -INFINITY : top + logf(sum);
+  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+  for (int c = me; c < a.values; c += kMergeThreads) {
+    float total = 0.0f;
+    if (sum != 0.0f) {
+      const float* part = a.part_out + first * a.values + c;
+      for (int s = 0; s < p.splits; ++s) {
+        const float w = expf(weight[s] - top);
+        total = fmaf(w, part[static_cast<std::int64_t>(s) * p.blocks * cut.rows * a.values], total);
+      }
+    }
+    out[c] = narrow<O>(total * inverse);
+  }
+}
+
+}  // namespace kdtr::cuda
