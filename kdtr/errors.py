@@ -72,3 +72,9 @@ class LockError(KdtrError):
 
 class EngineError(KdtrError):
     """An engine could not be loaded or broke the plug-in rules."""
+
+    @classmethod
+    def from_text(cls, text: str) -> EngineError:
+        """The error of a line that native code has already put together."""
+        where, _, what = text.partition(": ")
+        return cls(where, what) if what else cls("engine", text)

@@ -116,7 +116,7 @@ class CallBuilder {
         }
       }
     }
-    me.unknown_.emplace_back(name);
+    if (it == me.attributes_.end()) me.unknown_.emplace_back(name);
     return 1;
   }
   static int find_i64(const kdtr_call* call, const char* name, std::int64_t* value) {
