@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -49,8 +50,16 @@ class Case:
 Reference = Callable[[Arrays, Attrs, str], dict[str, NDArray[Any]]]
 
 
+def ops() -> list[str]:
+    """Names of the ops that have cases, sorted: every module under `kdtr.cases`."""
+    package = importlib.import_module("kdtr.cases")
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+
+
 def cases(op: str) -> Iterator[Case]:
     """The cases of an op in declared order. Raises ContractError on a repeated name."""
+    if op not in ops():
+        raise ContractError(op, "the op has no cases", ", ".join(ops()), op)
     seen: set[str] = set()
     for case in importlib.import_module(f"kdtr.cases.{op}").cases():
         if case.name in seen:

@@ -73,7 +73,7 @@ def _recorded(_: click.Context, __: click.Parameter, value: str | None) -> None:
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write both tiers here, check them against LOCK, touch nothing else.",
+    help="Write both tiers here, whatever LOCK says, and touch nothing else.",
 )
 @click.option("--amend", is_flag=True, help="Accept a changed contract that no release holds yet.")
 def generate(
@@ -101,7 +101,13 @@ def generate(
         click.echo(f"changed {name}")
     for path in summary.removed:
         click.echo(f"removed {path}")
-    verb = "equal to LOCK" if check or out else f"made, {len(summary.changed)} changed"
+    verb = (
+        "equal to LOCK"
+        if check
+        else f"made in {out}"
+        if out
+        else f"made, {len(summary.changed)} changed"
+    )
     click.echo(f"{len(summary.made)} fixtures {verb}")
 
 

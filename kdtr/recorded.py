@@ -170,8 +170,8 @@ def _directories() -> list[Path]:
     named = os.environ.get("KDTR_RECORDED")
     if named:
         return [Path(named)]
-    here = Path("goldens/real")
-    return [Path(__file__).resolve().parent.parent / here, Path.cwd() / here]
+    package, here = Path(__file__).resolve().parent, Path("goldens/real")
+    return [package.parent / here, Path.cwd() / here, package / "data" / "real"]
 
 
 def _from_npz(folder: Path, recording: Recording) -> dict[str, Array]:
