@@ -226,9 +226,10 @@ void run(Call& c, int fault) {
           const int parent = popped[static_cast<std::size_t>(j)].parent;
           if (parent == i && !(fault == kFirstChildIsLast && next_token[at(i)] >= 0))
             next_token[at(i)] = j;
-          const bool related = fault == kSiblingLinkAcrossParents
-                                   ? popped[static_cast<std::size_t>(j)].ranks.size() == node.ranks.size()
-                                   : parent == node.parent;
+          const bool related =
+              fault == kSiblingLinkAcrossParents
+                  ? popped[static_cast<std::size_t>(j)].ranks.size() == node.ranks.size()
+                  : parent == node.parent;
           if (i > 0 && j > i && related) next_sibling[at(i)] = j;
         }
         if (fault == kSiblingsDescending) {
@@ -250,7 +251,8 @@ void run(Call& c, int fault) {
           if (fault == kVisibleTransposed) {
             sees = false;
             if (j < count)
-              for (int k = j; k >= 0; k = popped[static_cast<std::size_t>(k)].parent) sees |= k == i;
+              for (int k = j; k >= 0; k = popped[static_cast<std::size_t>(k)].parent)
+                sees |= k == i;
           }
           visible[at(i) * slots + j] = sees ? 1 : 0;
         }
@@ -272,56 +274,55 @@ void run(Call& c, int fault) {
 
 }  // namespace
 
-KDTR_MUTANTS(
-    {"tree_build@1",
-     {{"correct", "control"},
-      {"insertion_order_ties", "equal weights pop in order of insertion"},
-      {"reverse_insertion_ties", "equal weights pop last in, first out"},
-      {"last_rank_ties", "equal weights compare the last rank before the tuple"},
-      {"deeper_first_ties", "equal weights pop the deeper path first"},
-      {"uno_for_ranks", "tie_order ranks gives the order of uno"},
-      {"ranks_for_uno", "tie_order uno gives the order of ranks"},
-      {"f32_weights", "weights accumulate in f32"},
-      {"sibling_reassociated", "sibling weight is w + (b - a)"},
-      {"sibling_from_parent", "sibling weight is the parent's plus the log-prob"},
-      {"negative_zero_weight", "the first candidate is lp itself, which may be -0.0"},
-      {"weights_f32_stored", "weights are rounded to f32 when written"},
-      {"positions_by_index", "position is prefix_len + node index"},
-      {"positions_plus_one", "the root is one position late"},
-      {"positions_from_first_request", "all requests use prefix_len[0]"},
-      {"budget_includes_root", "budget counts the root"},
-      {"depth_limit_short", "no node at depth L"},
-      {"depth_limit_ignores_last_sibling", "no sibling is pushed at depth L"},
-      {"row_of_parent", "the child's log-prob comes from the row above"},
-      {"visible_without_self", "a node does not see itself"},
-      {"visible_causal", "a node sees every earlier node"},
-      {"visible_siblings", "a node sees its earlier siblings"},
-      {"visible_one_word", "columns from 32 on stay 0"},
-      {"visible_transposed", "ancestors see their descendants"},
-      {"siblings_descending", "children are linked last first"},
-      {"first_child_is_last", "next_token is the last child"},
-      {"sibling_link_across_parents", "next_sibling joins nodes of one depth"},
-      {"minus_inf_pushed", "absent candidates become nodes"},
-      {"minus_inf_rejected", "an absent candidate is bad input"},
-      {"only_popped_validated", "entries past the budget are not validated"},
-      {"first_row_validated", "only the first depth is validated"},
-      {"nan_accepted", "NaN passes validation"},
-      {"positive_accepted", "a log-prob above 0 passes validation"},
-      {"ascending_accepted", "an ascending row passes validation"},
-      {"duplicates_accepted", "a repeated id passes validation"},
-      {"negative_ids_accepted", "a negative id passes validation"},
-      {"absent_ids_validated", "ids of absent candidates are validated"},
-      {"tied_ids_must_ascend", "tied entries in descending id order are bad input"},
-      {"root_token_unchecked", "a negative root token passes"},
-      {"prefix_unchecked", "a prefix_len out of range passes"},
-      {"bad_request_spoils_rest", "every request after a bad one is bad"},
-      {"bad_request_unwritten", "outputs of a bad request are left as they were"},
-      {"pads_zero", "pads are 0 instead of -1"},
-      {"pads_unwritten", "slots past n_nodes are left as they were"},
-      {"nodes_is_budget", "n_nodes is B + 1 when candidates run out"},
-      {"sixty_four_nodes", "at most 64 nodes besides the root"},
-      {"rank_limit_31", "ranks stop at 30"},
-      {"last_request_skipped", "the last request of a batch is not built"},
-      {"first_request_rows", "every request reads the rows of the first"},
-      {"validation_skipped_when_empty", "budget 0 skips validation"}},
-     run});
+KDTR_MUTANTS({"tree_build@1",
+              {{"correct", "control"},
+               {"insertion_order_ties", "equal weights pop in order of insertion"},
+               {"reverse_insertion_ties", "equal weights pop last in, first out"},
+               {"last_rank_ties", "equal weights compare the last rank before the tuple"},
+               {"deeper_first_ties", "equal weights pop the deeper path first"},
+               {"uno_for_ranks", "tie_order ranks gives the order of uno"},
+               {"ranks_for_uno", "tie_order uno gives the order of ranks"},
+               {"f32_weights", "weights accumulate in f32"},
+               {"sibling_reassociated", "sibling weight is w + (b - a)"},
+               {"sibling_from_parent", "sibling weight is the parent's plus the log-prob"},
+               {"negative_zero_weight", "the first candidate is lp itself, which may be -0.0"},
+               {"weights_f32_stored", "weights are rounded to f32 when written"},
+               {"positions_by_index", "position is prefix_len + node index"},
+               {"positions_plus_one", "the root is one position late"},
+               {"positions_from_first_request", "all requests use prefix_len[0]"},
+               {"budget_includes_root", "budget counts the root"},
+               {"depth_limit_short", "no node at depth L"},
+               {"depth_limit_ignores_last_sibling", "no sibling is pushed at depth L"},
+               {"row_of_parent", "the child's log-prob comes from the row above"},
+               {"visible_without_self", "a node does not see itself"},
+               {"visible_causal", "a node sees every earlier node"},
+               {"visible_siblings", "a node sees its earlier siblings"},
+               {"visible_one_word", "columns from 32 on stay 0"},
+               {"visible_transposed", "ancestors see their descendants"},
+               {"siblings_descending", "children are linked last first"},
+               {"first_child_is_last", "next_token is the last child"},
+               {"sibling_link_across_parents", "next_sibling joins nodes of one depth"},
+               {"minus_inf_pushed", "absent candidates become nodes"},
+               {"minus_inf_rejected", "an absent candidate is bad input"},
+               {"only_popped_validated", "entries past the budget are not validated"},
+               {"first_row_validated", "only the first depth is validated"},
+               {"nan_accepted", "NaN passes validation"},
+               {"positive_accepted", "a log-prob above 0 passes validation"},
+               {"ascending_accepted", "an ascending row passes validation"},
+               {"duplicates_accepted", "a repeated id passes validation"},
+               {"negative_ids_accepted", "a negative id passes validation"},
+               {"absent_ids_validated", "ids of absent candidates are validated"},
+               {"tied_ids_must_ascend", "tied entries in descending id order are bad input"},
+               {"root_token_unchecked", "a negative root token passes"},
+               {"prefix_unchecked", "a prefix_len out of range passes"},
+               {"bad_request_spoils_rest", "every request after a bad one is bad"},
+               {"bad_request_unwritten", "outputs of a bad request are left as they were"},
+               {"pads_zero", "pads are 0 instead of -1"},
+               {"pads_unwritten", "slots past n_nodes are left as they were"},
+               {"nodes_is_budget", "n_nodes is B + 1 when candidates run out"},
+               {"sixty_four_nodes", "at most 64 nodes besides the root"},
+               {"rank_limit_31", "ranks stop at 30"},
+               {"last_request_skipped", "the last request of a batch is not built"},
+               {"first_request_rows", "every request reads the rows of the first"},
+               {"validation_skipped_when_empty", "budget 0 skips validation"}},
+              run});

@@ -59,9 +59,7 @@ CONTRACT = Contract(
         Tensor("n_nodes", ("i32",), ("R",), "Nodes, the root included.", "out", "E"),
         Tensor("tokens", ("i32",), ("R", "B+1"), "Token of each node, in pop order.", "out", "E"),
         Tensor("depths", ("i32",), ("R", "B+1"), "Edges from the root; root 0.", "out", "E"),
-        Tensor(
-            "parents", ("i32",), ("R", "B+1"), "Node index of the parent; root -1.", "out", "E"
-        ),
+        Tensor("parents", ("i32",), ("R", "B+1"), "Node index of the parent; root -1.", "out", "E"),
         Tensor(
             "positions",
             ("i32",),
@@ -92,9 +90,7 @@ CONTRACT = Contract(
     ),
     attrs=(
         Attr("budget", "i64", "B: the most nodes besides the root. Below 0 fails the call."),
-        Attr(
-            "tie_order", "utf-8", "Which of two equal weights is popped first.", ("ranks", "uno")
-        ),
+        Attr("tie_order", "utf-8", "Which of two equal weights is popped first.", ("ranks", "uno")),
     ),
     conventions={
         "budget": "excludes the root",

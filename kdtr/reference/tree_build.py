@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 Outputs = dict[str, NDArray[Any]]
 
 
-def reference(inputs: Mapping[str, NDArray[Any]], attrs: Mapping[str, Any], profile: str) -> Outputs:
+def reference(
+    inputs: Mapping[str, NDArray[Any]], attrs: Mapping[str, Any], profile: str
+) -> Outputs:
     """Trees of all requests.
 
     Args:
@@ -30,7 +32,7 @@ def reference(inputs: Mapping[str, NDArray[Any]], attrs: Mapping[str, Any], prof
         if is_bad(inputs, r):
             out["status"][r] = 1
         else:
-            _fill(out, r, inputs, best_first(inputs, r, attrs))
+            fill(out, r, inputs, best_first(inputs, r, attrs))
     return out
 
 
@@ -94,12 +96,13 @@ def best_first(
     return popped
 
 
-def _fill(
+def fill(
     out: Outputs,
     r: int,
     inputs: Mapping[str, NDArray[Any]],
     popped: list[tuple[float, tuple[int, ...], int]],
 ) -> None:
+    """Write request r's tree, popped as `best_first` gives it, into padded outputs."""
     ids, prefix = inputs["ids"][r], int(inputs["prefix_len"][r])
     out["n_nodes"][r] = 1 + len(popped)
     out["tokens"][r, 0] = inputs["root_token"][r]

@@ -55,7 +55,8 @@ class Frontier {
   void add_node(std::int32_t node, std::int32_t parent, std::int32_t depth) {
     depth_[static_cast<std::size_t>(node)] = depth;
     if (uno_) return;
-    const std::uint16_t at = node == 0 ? std::uint16_t{0} : order_[static_cast<std::size_t>(parent)];
+    const std::uint16_t at =
+        node == 0 ? std::uint16_t{0} : order_[static_cast<std::size_t>(parent)];
     for (std::uint16_t& place : order_)
       place = static_cast<std::uint16_t>(place + (place >= at ? 1 : 0));
     order_.push_back(at);
@@ -66,7 +67,8 @@ class Frontier {
     heap_.push_back({cost, parent});
     std::size_t i = heap_.size() - 1;
     const Candidate moving = heap_[i];
-    for (; i > 0 && before(moving, heap_[(i - 1) / 2]); i = (i - 1) / 2) heap_[i] = heap_[(i - 1) / 2];
+    for (; i > 0 && before(moving, heap_[(i - 1) / 2]); i = (i - 1) / 2)
+      heap_[i] = heap_[(i - 1) / 2];
     heap_[i] = moving;
   }
   void replace_top_by_sibling(double cost) {
@@ -133,7 +135,8 @@ void pad(const Arguments& a, std::int64_t r, std::int64_t first) {
     std::fill(links->data + begin, links->data + end, -1);
   std::fill(a.positions.data + begin, a.positions.data + end, 0);
   std::fill(a.weights.data + begin, a.weights.data + end, 0.0);
-  std::memset(a.visible.data + begin * a.slots, 0, static_cast<std::size_t>((end - begin) * a.slots));
+  std::memset(a.visible.data + begin * a.slots, 0,
+              static_cast<std::size_t>((end - begin) * a.slots));
 }
 
 void build(const Arguments& a, std::int64_t r, Frontier& frontier,
