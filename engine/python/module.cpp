@@ -344,7 +344,24 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly(
           "stream", [](const PyCall& c) { return reinterpret_cast<std::uintptr_t>(c.stream); })
       .def("tensor", &PyCall::view, py::arg("name"), py::arg("role"))
-      .def("attr", &PyCall::attr, py::arg("name"));
+      .def("attr", &PyCall::attr, py::arg("name"))
+      .def("names",
+           [](const PyCall& c) {
+             std::map<std::string, int> roles;
+             const char* name = nullptr;
+             int role = 0;
+             for (std::size_t i = 0; c.call->argument(c.call, i, &name, &role) == 0; ++i)
+               roles[name] = role;
+             return roles;
+           })
+      .def("attr_names", [](const PyCall& c) {
+        std::vector<std::string> names;
+        const char* name = nullptr;
+        int kind = 0;
+        for (std::size_t i = 0; c.call->attribute(c.call, i, &name, &kind) == 0; ++i)
+          names.emplace_back(name);
+        return names;
+      });
 
   py::class_<PyHost, std::shared_ptr<PyHost>>(m, "Engine")
       .def(py::init([](const std::string& spec) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -57,8 +58,9 @@ class CallBuilder {
 
   // The ABI view. Refers to this object; call again after a change.
   const kdtr_call* call() {
-    impl_.call = {sizeof(kdtr_call), 0,         op_.c_str(), arith_.c_str(), &find_tensor,
-                  &find_i64,         &find_f64, &find_str,   workspace_,     workspace_size_};
+    impl_.call = {sizeof(kdtr_call), 0,          op_.c_str(), arith_.c_str(),
+                  &find_tensor,      &find_i64,  &find_f64,   &find_str,
+                  &argument,         &attribute, workspace_,  workspace_size_};
     impl_.self = this;
     return &impl_.call;
   }
@@ -127,6 +129,27 @@ class CallBuilder {
   }
   static int find_str(const kdtr_call* call, const char* name, const char** value) {
     return find_attr(call, name, value);
+  }
+
+  template <class Map>
+  static auto nth(Map& map, std::size_t i) {
+    return i < map.size() ? std::next(map.begin(), static_cast<std::ptrdiff_t>(i)) : map.end();
+  }
+  static int argument(const kdtr_call* call, std::size_t i, const char** name, int* role) {
+    auto& all = self(call).arguments_;
+    const auto it = nth(all, i);
+    if (it == all.end()) return 1;
+    *name = it->first.c_str();
+    *role = it->second.role;
+    return 0;
+  }
+  static int attribute(const kdtr_call* call, std::size_t i, const char** name, int* kind) {
+    auto& all = self(call).attributes_;
+    const auto it = nth(all, i);
+    if (it == all.end()) return 1;
+    *name = it->first.c_str();
+    *kind = static_cast<int>(it->second.value.index());
+    return 0;
   }
 
   std::string op_, arith_;

@@ -70,6 +70,10 @@ struct kdtr_call {
   int (*attr_i64)(const kdtr_call* call, const char* name, int64_t* value);
   int (*attr_f64)(const kdtr_call* call, const char* name, double* value);
   int (*attr_str)(const kdtr_call* call, const char* name, const char** value);
+  /* The i-th argument's name and role, or attribute's name; 0 when there is one. For adapters
+   * that pass a whole call on; not recorded. `kind`: 0 i64, 1 f64, 2 text. */
+  int (*argument)(const kdtr_call* call, size_t i, const char** name, int* role);
+  int (*attribute)(const kdtr_call* call, size_t i, const char** name, int* kind);
   void* workspace; /* 256-aligned device memory, contents undefined; NULL when size is 0 */
   size_t workspace_size;
 };
