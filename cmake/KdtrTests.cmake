@@ -1,6 +1,16 @@
 # Unit tests by pattern, and one test per case and backend, found when ctest runs: a new fixture
 # needs no configure step.
 
+# kdtr_test_programs(<pattern>): programs that tests in Python run, named as their file.
+function(kdtr_test_programs pattern)
+  kdtr_glob(sources ${pattern})
+  foreach(source IN LISTS sources)
+    cmake_path(GET source STEM target)
+    add_executable(${target} ${source})
+    target_link_libraries(${target} PRIVATE kdtr_options)
+  endforeach()
+endfunction()
+
 # kdtr_unit_tests(<part> <pattern>): each file is a program; it passes when it returns 0.
 function(kdtr_unit_tests part pattern)
   kdtr_glob(sources ${pattern})
