@@ -608,9 +608,7 @@ class File:
         return self._data
 
 
-def open(  # noqa: A001 (read as container.open)
-    path: str | os.PathLike[str], verify: Verify = "lazy", mmap: bool | None = None
-) -> File:
+def open(path: str | os.PathLike[str], verify: Verify = "lazy", mmap: bool | None = None) -> File:
     """Open a KDTR file and check its structure.
 
     Args:

@@ -6,11 +6,8 @@ budgets and sets of allowed ids. A case that a constant answer would pass is ref
 
 from __future__ import annotations
 
-import ast
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +18,7 @@ from kdtr import container, contract, dtypes, numerics
 from kdtr.case import Case
 from kdtr.contract import Contract, Tensor
 from kdtr.errors import ContractError, KdtrError
+from kdtr.shapes import Axes
 
 Array = NDArray[Any]
 Tier = Literal["small", "full"]
@@ -75,7 +73,7 @@ def build(op: str, case: Case) -> Fixture:
     _check_attrs(rules, case, where)
     draft = _Draft(where)
     sizes = {k: v for k, v in case.attrs.items() if isinstance(v, int)}
-    axes = _Axes(where, sizes)
+    axes = Axes(where, sizes)
 
     given = dict(case.inputs())
     widened = _put_inputs(rules, case, given, draft, axes)
@@ -152,7 +150,7 @@ def _encode(where: str, values: Array, dtype: str) -> Array:
 
 
 def _put_inputs(
-    rules: Contract, case: Case, given: Mapping[str, Array], draft: _Draft, axes: _Axes
+    rules: Contract, case: Case, given: Mapping[str, Array], draft: _Draft, axes: Axes
 ) -> dict[str, Array]:
     """Store the inputs; return them as the reference sees them: floats in f64, read-only."""
     declared = [t for t in rules.tensors if t.role != "out"]
@@ -207,7 +205,7 @@ class _Expected:
 
 
 def _put_expected(
-    rules: Contract, case: Case, result: Mapping[str, Array], draft: _Draft, axes: _Axes
+    rules: Contract, case: Case, result: Mapping[str, Array], draft: _Draft, axes: Axes
 ) -> list[_Expected]:
     known = {t.name for t in rules.outputs}
     unknown = sorted(k for k in result if k.partition("/")[0] not in known)
@@ -232,7 +230,7 @@ def _one_expected(
     tensor: Tensor,
     result: Mapping[str, Array],
     draft: _Draft,
-    axes: _Axes,
+    axes: Axes,
 ) -> _Expected:
     name, where = tensor.name, f"{draft.where}/{tensor.name}"
     if tensor.judged is None:
@@ -366,73 +364,3 @@ def _refuse_null(where: str, expected: Sequence[_Expected], widened: Mapping[str
             raise ContractError(
                 where, f"a kernel that leaves {label} would pass, set null_ok or change the case"
             )
-
-
-class _Axes:
-    """Sizes of named axes, and the check that every shape agrees with them."""
-
-    def __init__(self, where: str, sizes: Mapping[str, int]) -> None:
-        self._where, self._sizes = where, dict(sizes)
-        self._later: list[tuple[str, int, str, int]] = []
-
-    def bind(self, tensor: Tensor, shape: tuple[int, ...]) -> None:
-        """Take sizes from plain axes; keep expressions for `check`."""
-        if len(shape) != len(tensor.axes):
-            raise ContractError(
-                f"{self._where}/{tensor.name}", "rank", list(tensor.axes), list(shape)
-            )
-        for i, (axis, size) in enumerate(zip(tensor.axes, shape, strict=True)):
-            if axis.isidentifier():
-                want = self._sizes.setdefault(axis, size)
-                if want != size:
-                    raise ContractError(
-                        f"{self._where}/{tensor.name}", f"axis {i} ({axis})", want, size
-                    )
-            else:
-                self._later.append((tensor.name, i, axis, size))
-
-    def check(self) -> None:
-        """Evaluate the axes given as expressions."""
-        for name, i, axis, size in self._later:
-            want = _evaluate(axis, self._sizes, f"{self._where}/{name}")
-            if want != size:
-                raise ContractError(f"{self._where}/{name}", f"axis {i} ({axis})", want, size)
-
-
-_FUNCTIONS: Mapping[str, Callable[..., Fraction | int]] = {
-    "ceil": math.ceil,
-    "floor": math.floor,
-    "max": max,
-    "min": min,
-}
-_OPERATORS: Mapping[type, Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
-    ast.FloorDiv: lambda a, b: Fraction(a // b),
-}
-
-
-def _evaluate(expression: str, sizes: Mapping[str, int], where: str) -> Fraction:
-    """The value of an axis such as "B+1", "2" or "ceil(N/32)"."""
-
-    def value(node: ast.expr) -> Fraction:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return Fraction(node.value)
-        if isinstance(node, ast.Name) and node.id in sizes:
-            return Fraction(sizes[node.id])
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            function = _FUNCTIONS.get(node.func.id)
-            if function is not None:
-                return Fraction(function(*(value(a) for a in node.args)))
-        raise ContractError(
-            where,
-            f"axis '{expression}'",
-            "axis or attribute names, integers, + - * / // ceil floor max min",
-            ast.unparse(node),
-        )
-
-    return value(ast.parse(expression, mode="eval").body)

@@ -25,7 +25,7 @@ TINY = {"f32": 2.0**-125, "bf16": 2.0**-125, "f16": 2.0**-24}  # what flushing s
 
 def reference(
     inputs: Mapping[str, NDArray[Any]],
-    attrs: Mapping[str, int | float | str | bool],  # noqa: ARG001 - one signature for all ops
+    attrs: Mapping[str, int | float | str | bool],
     profile: str,
 ) -> dict[str, NDArray[Any]]:
     """Merge two states.

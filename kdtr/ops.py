@@ -1,0 +1,126 @@
+"""Call an engine's kernels on arrays: numpy, torch, CuPy or anything that speaks DLPack.
+
+    from kdtr import ops
+
+    cpu = ops.Engine("cpu")
+    tree = cpu.call("tree_build", logprobs=lp, ids=ids, root_token=t, prefix_len=p,
+                    budget=64, tie_order="ranks")
+    tree["parents"]                                  # numpy int32 [R, 65]
+
+Inputs are not copied. On a CUDA engine pass torch or CuPy tensors and, with `out=`, tensors to
+write to; work is enqueued on `stream` and the call returns at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdtr import contract, dtypes
+from kdtr.errors import EngineError
+from kdtr.shapes import Axes
+
+_CPU = 1
+
+
+class Engine:
+    """An engine by name (`cpu`, `cuda`), library path, `module:object` or `cmd:PROGRAM`.
+
+    Raises EngineError when it cannot be loaded.
+    """
+
+    def __init__(self, spec: str) -> None:
+        self._core = open_engine(spec)
+        self.spec = spec
+        self.device: tuple[int, int] = self._core.device
+
+    def call(
+        self,
+        op: str,
+        *,
+        out: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        arith: str = "f32",
+        stream: int = 0,
+        **arguments: Any,
+    ) -> dict[str, Any]:
+        """Run one op.
+
+        Args:
+            op: name or id, as "tree_build".
+            out: output arrays to write, by name; on the CPU the missing ones are made.
+            state: arrays that are read and written.
+            arith: arithmetic profile.
+            stream: CUDA stream as an integer.
+            **arguments: inputs (arrays) and attributes (numbers, text) by name. A numpy array
+                of bf16 bits is ("bf16", uint16 array).
+
+        Returns:
+            Every output by name. Raises EngineError when the call does not fit the contract.
+        """
+        rules = contract.load(op)
+        attrs = {a.name: arguments[a.name] for a in rules.attrs if a.name in arguments}
+        inputs = {n: v for n, v in arguments.items() if n not in attrs}
+        known = {t.name for t in rules.tensors if t.role == "in"}
+        if unknown := sorted(set(inputs) - known):
+            raise EngineError(rules.id, "unknown arguments", sorted(known), unknown)
+        outputs = dict(out or {})
+        if self.device[0] == _CPU:
+            self._allocate(rules, inputs, attrs, state or {}, outputs)
+        self._core.run(rules.id, inputs, outputs, dict(state or {}), attrs, arith, stream)
+        return {n: v[1] if isinstance(v, tuple) else v for n, v in outputs.items()}
+
+    def _allocate(
+        self,
+        rules: contract.Contract,
+        inputs: Mapping[str, Any],
+        attrs: Mapping[str, Any],
+        state: Mapping[str, Any],
+        outputs: dict[str, Any],
+    ) -> None:
+        given = {**inputs, **state}
+        axes = Axes(rules.id, {n: v for n, v in attrs.items() if isinstance(v, int)})
+        for name, value in given.items():
+            axes.bind(rules.tensor(name), _shape(value))
+        for tensor in rules.outputs:
+            if tensor.role == "out" and tensor.name not in outputs:
+                dtype = tensor.dtypes[0]
+                if len(tensor.dtypes) > 1:
+                    same = next((t for t in rules.tensors if t.dtypes == tensor.dtypes), tensor)
+                    dtype = _dtype(given[same.name]) if same.name in given else dtype
+                array: NDArray[Any] = np.empty(axes.shape(tensor), dtypes.by_name(dtype).storage)
+                native = dtypes.of_numpy(array.dtype).name == dtype
+                outputs[tensor.name] = array if native else (dtype, array)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    array = value[1] if isinstance(value, tuple) else value
+    return tuple(int(n) for n in array.shape)
+
+
+def _dtype(value: Any) -> str:
+    if isinstance(value, tuple):
+        return str(value[0])
+    return dtypes.of_numpy(np.asarray(value).dtype).name
+
+
+def open_engine(spec: str) -> Any:
+    """The engine behind `spec` as the extension sees it. Raises EngineError."""
+    try:
+        from kdtr import _core  # noqa: PLC0415 (built separately: say so when it is missing)
+    except ImportError as error:
+        raise EngineError(
+            "kdtr._core", "the extension is not built", remedy="pip install kdtr"
+        ) from error
+    if spec.startswith("cmd:"):
+        from kdtr.command import Command  # noqa: PLC0415 (rarely needed)
+
+        return _core.Engine.python(Command(spec[4:], spec), spec)
+    if "/" in spec or spec.partition(":")[0] in ("cpu", "cuda", "mutants"):
+        return _core.Engine(spec)
+    from kdtr import adapter  # noqa: PLC0415 (rarely needed)
+
+    return _core.Engine.python(adapter.load(spec), spec)
