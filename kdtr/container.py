@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Scalar = bool | int | float | str | bytes
-TensorIn = Array | tuple[str, Array] | tuple[str, Array, tuple[int, ...]]
+TensorIn = Array | np.generic | tuple[str, Array] | tuple[str, Array, tuple[int, ...]]
 Verify = Literal["none", "lazy", "eager", "deep"]
 Meta = Mapping[str, Scalar]
 

@@ -199,6 +199,7 @@ def _code_values(name: str) -> NDArray[np.float64]:
     return values
 
 
+@np.errstate(over="ignore", invalid="ignore")  # infinities and NaN are values here
 def round_to(values: Array, dtype_name: str) -> NDArray[np.float64]:
     """Round f64 `values` to the nearest value of a float type, ties to even, in one step.
 
@@ -232,6 +233,7 @@ def round_to(values: Array, dtype_name: str) -> NDArray[np.float64]:
     return result
 
 
+@np.errstate(over="ignore", invalid="ignore")  # infinities and NaN are values here
 def encode(values: Array, dtype_name: str) -> Array:
     """Stored form of `values` (any shape): exact, or an error.
 
@@ -266,6 +268,7 @@ def encode(values: Array, dtype_name: str) -> Array:
     return _encode_float(x, dtype)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # infinities and NaN are values here
 def decode(storage: Array, dtype_name: str, shape: tuple[int, ...]) -> Array:
     """Values of a stored array, with logical `shape`.
 
