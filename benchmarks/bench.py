@@ -1,0 +1,469 @@
+"""Time the CUDA kernels against their peers, in one run, after certifying the same call.
+
+    python benchmarks/bench.py [GROUP...] [--out FILE] [--repeat 20] [--no-peers]
+
+Groups and shapes are benchmarks/shapes.json. Each call is first checked (exact ops against the
+CPU engine on the same inputs, attention against the reference on sampled rows); a wrong kernel is
+never timed. Times are medians over `repeat` runs by CUDA events, with the L2 cache flushed before
+each; `graph` replays the captured call. A peer is timed in the same process, the same way. The
+floor is bytes or arithmetic over rates that this run measured: a device copy and a matrix product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peers
+import torch
+from kdtr.reference.verify_attn import reference
+
+from kdtr import __version__, numerics
+from kdtr.ops import Engine
+
+HERE = Path(__file__).resolve().parent
+Tensors = dict[str, torch.Tensor]
+MARGINALS_SEED = 7
+
+
+@dataclass
+class Work:
+    """One call to time: what it is, how to run and check it, its floor and its peers."""
+
+    name: str
+    run: Callable[[], None]
+    check: Callable[[], str]
+    bytes: float = 0.0
+    flops: float = 0.0
+    peers: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    host_peers: dict[str, Callable[[], Any]] = field(default_factory=dict)
+
+
+class Machine:
+    """The GPU at hand: its measured rates, and timing on it."""
+
+    def __init__(self, repeat: int) -> None:
+        self.repeat = repeat
+        self._flush = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+        a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        self.flops = 2 * 8192**3 / self.median(lambda: a @ a)
+        x = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+        y = torch.empty_like(x)
+        self.bandwidth = 2 * x.numel() / self.median(lambda: y.copy_(x))
+
+    def median(self, run: Callable[[], Any]) -> float:
+        """Seconds of one call: the median of `repeat`, L2 flushed before each."""
+        for _ in range(3):
+            run()
+        times = []
+        for _ in range(self.repeat):
+            self._flush.zero_()
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            stop.record()
+            stop.synchronize()
+            times.append(start.elapsed_time(stop) / 1e3)
+        return statistics.median(times)
+
+    def graph(self, run: Callable[[], Any]) -> float:
+        """Seconds of one call inside a graph: replays of 10 captured calls, divided by 10."""
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            run()
+        stream.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=stream):
+            for _ in range(10):
+                run()
+        return self.median(captured.replay) / 10
+
+    def describe(self) -> dict[str, Any]:
+        query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
+        smi = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        return {
+            "device": smi,
+            "fields": query,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "python": sys.version.split()[0],
+            "kdtr": __version__,
+            "bf16_tflops": self.flops / 1e12,
+            "copy_tb_per_s": self.bandwidth / 1e12,
+            "repeat": self.repeat,
+        }
+
+
+def stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+class Both:
+    """The CUDA engine to time, and the CPU engine that says what is right."""
+
+    def __init__(self) -> None:
+        self.cuda, self.cpu = Engine("cuda"), Engine("cpu")
+
+    def exact(self, op: str, out: Tensors, skip: tuple[str, ...] = (), **arguments: Any) -> str:
+        """An empty text when the CUDA outputs equal the CPU engine's, else what differs."""
+        host = {n: _host(v) for n, v in arguments.items()}
+        want = self.cpu.call(op, **host)
+        for name, value in out.items():
+            if name not in skip and not np.array_equal(value.cpu().numpy(), want[name]):
+                return f"{op}: {name} differs from the CPU engine"
+        return ""
+
+
+def _host(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.cpu()
+    if value.dtype == torch.bfloat16:
+        return ("bf16", value.view(torch.uint16).numpy())
+    return value.numpy()
+
+
+def i32(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int32, device="cuda")
+
+
+def f32(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="cuda")
+
+
+# --- the works ----------------------------------------------------------------------------------
+def topk(both: Both, R: int, L: int, V: int, K: int, dtype: str) -> Work:
+    kind = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}[dtype]
+    generator = torch.Generator("cuda").manual_seed(MARGINALS_SEED)
+    logits = (torch.randn(R, L, V, device="cuda", generator=generator) * 3).to(kind)
+    out = {"ids": i32(R, L, K), "logprobs": f32(R, L, K), "lse": f32(R, L), "status": i32(R)}
+
+    def run() -> None:
+        both.cuda.call("topk_logprobs", out=out, stream=stream(), logits=logits, K=K)
+
+    def check() -> str:
+        run()
+        wrong = both.exact("topk_logprobs", out, ("lse", "logprobs"), logits=logits, K=K)
+        lse = torch.logsumexp(logits.double(), -1)
+        ulp = torch.abs(out["lse"].double() - lse) / 2.0 ** (torch.floor(torch.log2(lse)) - 23)
+        return wrong or ("" if float(ulp.max()) <= 1 else f"lse is {float(ulp.max())} ulp off")
+
+    def torch_peer() -> Any:
+        wide = logits.float()
+        values, ids = torch.topk(logits, K, dim=-1)
+        return values.float() - torch.logsumexp(wide, -1, keepdim=True), ids
+
+    return Work(
+        f"topk_logprobs {dtype} [{R}, {L}, {V}] K {K}",
+        run,
+        check,
+        bytes=logits.numel() * logits.element_size(),
+        peers={"torch topk + logsumexp": torch_peer},
+    )
+
+
+def marginals(R: int, L: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """bf16-like log-probs of a sharp drafter: ties are common, trees are deep."""
+    noise = numerics.normal(MARGINALS_SEED, (R, L, 4096), 20, 3.0)
+    noise = np.sort(numerics.round_bf16(noise), axis=-1, kind="stable")[..., ::-1]
+    lse = numerics.log(numerics.total(numerics.exp(noise)))[..., None]
+    lp = (noise[..., :K] - lse).astype(np.float32)
+    ids = np.argsort(numerics.raw_bits(1, R * L * 4096).reshape(R, L, 4096), -1, kind="stable")
+    device = [torch.from_numpy(np.ascontiguousarray(x)).cuda() for x in (lp, ids[..., :K])]
+    return device[0], device[1].to(torch.int32)
+
+
+def tree_outputs(R: int, N: int) -> Tensors:
+    names = ("tokens", "depths", "parents", "positions", "next_token", "next_sibling")
+    return {
+        **{name: i32(R, N) for name in names},
+        "n_nodes": i32(R),
+        "status": i32(R),
+        "visible": torch.empty(R, N, N, dtype=torch.uint8, device="cuda"),
+        "weights": torch.empty(R, N, dtype=torch.float64, device="cuda"),
+    }
+
+
+def tree(both: Both, R: int, L: int, K: int, budget: int) -> Work:
+    lp, ids = marginals(R, L, K)
+    arguments = {
+        "logprobs": lp,
+        "ids": ids,
+        "root_token": torch.arange(R, dtype=torch.int32, device="cuda"),
+        "prefix_len": torch.full((R,), 1000, dtype=torch.int32, device="cuda"),
+        "budget": budget,
+        "tie_order": "ranks",
+    }
+    out = tree_outputs(R, budget + 1)
+
+    def run() -> None:
+        both.cuda.call("tree_build", out=out, stream=stream(), **arguments)
+
+    def check() -> str:
+        run()
+        return both.exact("tree_build", out, **arguments)
+
+    host = lp.cpu().numpy()
+    return Work(
+        f"tree_build [{R}, {L}, {K}] budget {budget}",
+        run,
+        check,
+        bytes=sum(t.numel() * t.element_size() for t in out.values()),
+        host_peers={"Python heap on the host, 1 request": lambda: peers.heap_tree(host[0], budget)},
+    )
+
+
+def accept(both: Both, R: int, budget: int, L: int) -> Work:
+    lp, ids = marginals(R, L, 64)
+    built = tree_outputs(R, budget + 1)
+    zeros = torch.zeros(R, dtype=torch.int32, device="cuda")
+    both.cuda.call(
+        "tree_build", out=built, stream=stream(), logprobs=lp, ids=ids, root_token=zeros,
+        prefix_len=zeros, budget=budget, tie_order="ranks",
+    )  # fmt: skip
+    first = built["next_token"].clamp(min=0).long()
+    arguments = {
+        **{n: built[n] for n in ("tokens", "next_token", "next_sibling", "n_nodes")},
+        "target": torch.gather(built["tokens"], 1, first).clamp(min=0),
+        "L": L,
+        "V": 4096,
+    }
+    N = budget + 1
+    out = {
+        "accept_index": i32(R, L + 1), "accept_len": i32(R), "accepted_tokens": i32(R, L + 1),
+        "predicts": i32(R, N), "status": i32(R),
+    }  # fmt: skip
+
+    def run() -> None:
+        both.cuda.call("tree_accept", out=out, stream=stream(), **arguments)
+
+    def check() -> str:
+        run()
+        return both.exact("tree_accept", out, **arguments)
+
+    work = Work(f"tree_accept {N} nodes, R {R}", run, check)
+    if peer := peers.sglang_verify_tree_greedy(arguments, R, N, L):
+        work.peers["sglang verify_tree_greedy"] = peer
+    return work
+
+
+def merge(both: Both, R: int, N: int, H: int, Dv: int) -> Work:
+    parts = {
+        "o_a": torch.randn(R, N, H, Dv, device="cuda", dtype=torch.bfloat16),
+        "o_b": torch.randn(R, N, H, Dv, device="cuda", dtype=torch.bfloat16),
+        "lse_a": torch.randn(R, N, H, device="cuda"),
+        "lse_b": torch.randn(R, N, H, device="cuda"),
+    }
+    out = {"o": torch.empty_like(parts["o_a"]), "lse": f32(R, N, H), "status": i32(R)}
+
+    def run() -> None:
+        both.cuda.call("merge_state", out=out, stream=stream(), **parts)
+
+    def check() -> str:
+        run()
+        a, b = (parts[n].double() for n in ("lse_a", "lse_b"))
+        lse = torch.logaddexp(a, b)
+        weight = [torch.exp(x - lse)[..., None] for x in (a, b)]
+        gold = weight[0] * parts["o_a"].double() + weight[1] * parts["o_b"].double()
+        size = weight[0] * parts["o_a"].double().abs() + weight[1] * parts["o_b"].double().abs()
+        error = torch.abs(out["o"].double() - gold) / (size * 2.0**-8)
+        return "" if float(error.max()) <= 1 else f"o is {float(error.max())} roundings off"
+
+    work = Work(
+        f"merge_state bf16 [{R}, {N}, {H}, {Dv}]", run, check, bytes=3.0 * R * N * H * Dv * 2
+    )
+    if peer := peers.sglang_merge_state(parts):
+        work.peers["sglang merge_state_v2"] = peer
+    return work
+
+
+def attn(
+    both: Both, R: int, N: int, H: int, P: int, page_size: int, pages: str, D: int = 576,
+    Dv: int = 512,
+) -> Work:  # fmt: skip
+    per = -(-P // page_size)
+    slots = (R * per + -(-R * N // page_size)) * page_size
+    table = torch.arange(R * per, device="cuda")
+    if pages == "scattered":
+        table = torch.randperm(R * per, device="cuda", generator=_generator())
+    grid = 2.0**14
+    pool, q = (
+        (torch.round(torch.randn(*s, device="cuda", generator=_generator()).clamp(-7, 7).bfloat16()
+         .float() * grid) / grid).bfloat16()
+        for s in ((slots, D), (R, N, H, D))
+    )  # fmt: skip
+    lp, ids = marginals(R, 15, 64)
+    zeros = torch.zeros(R, dtype=torch.int32, device="cuda")
+    built = tree_outputs(R, N)
+    both.cuda.call(
+        "tree_build", out=built, stream=stream(), logprobs=lp, ids=ids, root_token=zeros,
+        prefix_len=zeros, budget=N - 1, tie_order="ranks",
+    )  # fmt: skip
+    arguments = {
+        "q": q,
+        "kv_pool": pool,
+        "page_table": table.to(torch.int32).reshape(R, per),
+        "prefix_len": torch.full((R,), P, dtype=torch.int32, device="cuda"),
+        "tree_slots": (R * per * page_size + torch.arange(R * N, device="cuda"))
+        .to(torch.int32)
+        .reshape(R, N),
+        "visible": built["visible"],
+        "n_nodes": built["n_nodes"],
+        "scale": float(np.float32(0.14467963)),
+        "page_size": page_size,
+        "part": "whole",
+        "Dv": Dv,
+    }
+    out = {"out": torch.empty(R, N, H, Dv, device="cuda", dtype=torch.bfloat16),
+           "lse": f32(R, N, H), "status": i32(R)}  # fmt: skip
+
+    def run() -> None:
+        both.cuda.call(
+            "verify_attn", out=out, stream=stream(), arith="bf16_f32acc_pbf16", **arguments
+        )
+
+    def check() -> str:
+        run()
+        return sampled_attention(arguments, out, page_size, P, Dv)
+
+    work = Work(
+        f"verify_attn bf16 R {R} N {N} H {H} P {P} page {page_size} {pages}",
+        run,
+        check,
+        bytes=2.0 * R * (P + N) * D,
+        flops=2.0 * R * N * H * (P + N) * (D + Dv),
+    )
+    work.peers = peers.attention(arguments, P, page_size)
+    return work
+
+
+def sampled_attention(a: dict[str, Any], out: Tensors, page_size: int, P: int, Dv: int) -> str:
+    """Sampled rows against the numpy reference and its hard budget."""
+    R, N, H, _ = a["q"].shape
+    for r, i in {(0, 0), (R - 1, N - 1), (R - 1, N // 2)}:
+        for h in {0, H - 1}:
+            t = np.arange(P)
+            table = a["page_table"][r].cpu().numpy().astype(np.int64)
+            rows = table[t // page_size] * page_size + t % page_size
+            tree_rows = a["tree_slots"][r].cpu().numpy()
+            pool = a["kv_pool"].cpu().float().numpy()
+            keys = np.concatenate([pool[rows], pool[tree_rows]]).astype(np.float64)
+            seen = a["visible"][r, i].cpu().numpy()
+            want = reference(
+                {
+                    "q": a["q"][r, i, h].cpu().double().numpy().reshape(1, 1, 1, -1),
+                    "kv_pool": keys,
+                    "page_table": np.arange(P, dtype=np.int32).reshape(1, P),
+                    "prefix_len": np.array([P], np.int32),
+                    "tree_slots": np.array([[P + i]], np.int32),
+                    "visible": np.ones((1, 1, 1), np.uint8),
+                    "n_nodes": np.array([1], np.int32),
+                }
+                if int(seen.sum()) == 1
+                else {
+                    "q": np.repeat(
+                        a["q"][r, i, h].cpu().double().numpy().reshape(1, 1, 1, -1), N, axis=1
+                    ),
+                    "kv_pool": keys,
+                    "page_table": np.arange(P, dtype=np.int32).reshape(1, P),
+                    "prefix_len": np.array([P], np.int32),
+                    "tree_slots": np.arange(P, P + N, dtype=np.int32).reshape(1, N),
+                    "visible": np.repeat(seen.reshape(1, 1, N), N, axis=1),
+                    "n_nodes": np.array([N], np.int32),
+                },
+                {"scale": a["scale"], "page_size": 1, "part": "whole", "Dv": Dv},
+                "bf16_f32acc_pbf16",
+            )
+            got = out["out"][r, i, h].cpu().double().numpy()
+            error = np.abs(got - want["out"][0, 0, 0]) / want["out/hard"][0, 0, 0]
+            if not np.all(error <= 1):
+                return f"request {r} node {i} head {h}: {float(np.max(error)):.3g} budgets off"
+    return ""
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator("cuda").manual_seed(MARGINALS_SEED)
+
+
+BUILDERS: dict[str, Callable[..., Work]] = {
+    "topk": topk, "tree": tree, "accept": accept, "merge": merge, "attn": attn,
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("groups", nargs="*", default=[])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--no-peers", action="store_true")
+    options = parser.parse_args()
+    shapes = json.loads((HERE / "shapes.json").read_text())
+    if unknown := sorted(set(options.groups) - set(shapes)):
+        parser.error(f"unknown groups {unknown}, want {sorted(shapes)}")
+    machine, both = Machine(options.repeat), Both()
+    record: dict[str, Any] = {"machine": machine.describe(), "works": []}
+    print(json.dumps(record["machine"]))
+    failed = 0
+    for group in options.groups or [g for g in shapes if g in BUILDERS]:
+        for shape in shapes[group]:
+            row = measure(BUILDERS[group](both, **shape), machine, not options.no_peers)
+            record["works"].append({"group": group, **shape, **row})
+            failed += "wrong" in row
+            print("\n".join(lines(row)), flush=True)
+            torch.cuda.empty_cache()
+    if options.out:
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+def measure(work: Work, machine: Machine, with_peers: bool) -> dict[str, Any]:
+    """One row of the record: refused when the call is wrong."""
+    row: dict[str, Any] = {"name": work.name}
+    if wrong := work.check():
+        return {**row, "wrong": wrong}
+    row["us"] = machine.median(work.run) * 1e6
+    row["graph_us"] = machine.graph(work.run) * 1e6
+    floor = max(work.bytes / machine.bandwidth, work.flops / machine.flops) * 1e6
+    row["floor_us"] = floor
+    row["floor_share"] = floor / row["us"]
+    row["peers"] = {}
+    for name, run in work.peers.items() if with_peers else ():
+        row["peers"][name] = machine.median(run) * 1e6
+    for name, run in work.host_peers.items() if with_peers else ():
+        times = []
+        for _ in range(machine.repeat):
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        row["peers"][name] = statistics.median(times) * 1e6
+    return row
+
+
+def lines(row: dict[str, Any]) -> Iterator[str]:
+    if "wrong" in row:
+        yield f"{row['name']}: NOT TIMED, wrong: {row['wrong']}"
+        return
+    yield (
+        f"{row['name']}: {row['us']:.1f} us, in a graph {row['graph_us']:.1f} us, "
+        f"floor {row['floor_us']:.1f} us ({100 * row['floor_share']:.0f} %)"
+    )
+    for peer, us in row["peers"].items():
+        yield f"    {peer}: {us:.1f} us, {us / row['us']:.2f} x ours"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
