@@ -1,24 +1,27 @@
-# Everything runs in .venv, which `make venv` fills from PyPI. Python, make, CMake and a C++
-# compiler are all that must be there before.
+# Everything runs in .venv, which is filled from PyPI. Python, make, CMake and a C++ compiler are
+# all that must be there before; nvcc and a GPU are used when they are.
 PYTHON ?= python3
-export PATH := $(CURDIR)/.venv/bin:$(PATH)
 PRESET ?= release
 JOBS ?= $(shell nproc)
-NINJA = $(if $(shell command -v ninja),-G Ninja)
-CLANG_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
-.PHONY: certify test venv build generate check score unit pytest lint format tidy headers clean
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+CMAKE = cmake $(if $(shell command -v ninja),-G Ninja) -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
+FORMATTED = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+.PHONY: certify test venv build generate check unit pytest slow lint format asan tidy scripts ci clean
 
-certify: build check ; python -m kdtr certify --tier full --out build/certificate
-test: lint build generate unit pytest
+certify: build check ; python -m kdtr certify --tier full --jobs $(JOBS) --out build/certificate
+test: lint build check unit pytest
+ci: test asan tidy scripts slow
 venv: .venv/ready
 .venv/ready: pyproject.toml ; $(PYTHON) -m venv .venv && pip install -q -U 'pip>=25.1' && pip install -q --group dev 'numpy>=2' 'click>=8.1' && touch $@
-build: venv ; cmake --preset $(PRESET) $(NINJA) -DKDTR_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python && cmake --build --preset $(PRESET) -j $(JOBS)
+build: venv ; $(CMAKE) --preset $(PRESET) -DKDTR_PYTHON=ON && cmake --build --preset $(PRESET) -j $(JOBS)
 generate: venv ; python -m kdtr generate --tier full --jobs $(JOBS)
 check: venv ; python -m kdtr generate --check --jobs $(JOBS)
 unit: build ; ctest --preset $(PRESET) -j $(JOBS)
-score: build ; ctest --preset $(PRESET) -L mutant
-pytest: build ; pytest -n $(JOBS) $(PYTEST)
-lint: venv ; ruff check && ruff format --check && mypy && lint-imports && clang-format --dry-run -Werror $(CLANG_FILES)
-format: venv ; ruff check --fix ; ruff format && clang-format -i $(CLANG_FILES)
-tidy: venv ; cmake --preset dev $(NINJA) && run-clang-tidy -quiet -p build/dev -j $(JOBS)
+pytest: build ; pytest -n $(JOBS) -m 'not slow'
+slow: build ; pytest -n $(JOBS) -m slow
+lint: venv ; ruff check && ruff format --check && mypy && lint-imports && clang-format --dry-run -Werror $(FORMATTED)
+format: venv ; ruff check --fix ; ruff format && clang-format -i $(FORMATTED)
+asan: venv ; $(CMAKE) --preset asan && cmake --build --preset asan -j $(JOBS) && ctest --preset asan -j $(JOBS) -L unit
+tidy: venv ; $(CMAKE) --preset dev && run-clang-tidy -quiet -p build/dev -j $(JOBS) -warnings-as-errors='*'
+scripts: venv ; NVCC= scripts/build.sh build/scripts && build/scripts/kdtr-conform run --quiet --engine cpu goldens
 clean: ; rm -rf build .venv

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kdtr import __version__
 from kdtr.errors import KdtrError
+
+if TYPE_CHECKING:
+    from kdtr.fixture import Tier
 
 
 class _Commands(click.Group):
@@ -49,6 +52,10 @@ _tier = click.option(
     help="small: the committed fixtures; full: the large ones too.",
 )
 _jobs = click.option("--jobs", "-j", type=click.IntRange(1), default=1, help="Processes.")
+
+
+def _as_tier(text: str) -> Tier:
+    return "full" if text == "full" else "small"
 
 
 def _recorded(_: click.Context, __: click.Parameter, value: str | None) -> None:
@@ -90,7 +97,7 @@ def generate(
     with _progress("checking" if check else "generating") as progress:
         summary = goldens.generate(
             ops,
-            "full" if tier == "full" else "small",
+            _as_tier(tier),
             check=check,
             amend=amend,
             jobs=jobs,
@@ -265,28 +272,55 @@ def validate(files: tuple[str, ...], deep: bool) -> None:
 
 
 @cli.command()
-@click.option("--engine", required=True, help="cpu, cuda, or the path of a plug-in.")
-@click.option("--ops", multiple=True, help="Only this op; may be repeated.")
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    help="cpu, cuda, or the path of a plug-in; may be repeated. All that can run, by default.",
+)
+@click.option("--ops", multiple=True, metavar="OP", help="Only this op; may be repeated.")
 @click.option("--case", "pattern", default="*", help="Only cases that match this pattern.")
 @_tier
 @_jobs
-def certify(engine: str, ops: tuple[str, ...], pattern: str, tier: str, jobs: int) -> None:
-    """Judge an engine on the goldens; what is missing of them is generated first."""
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Certificates.")
+def certify(
+    engines: tuple[str, ...],
+    ops: tuple[str, ...],
+    pattern: str,
+    tier: str,
+    jobs: int,
+    out: Path | None,
+) -> None:
+    """Judge engines on the goldens; what is missing of them is generated first.
+
+    Ends with a table of ops and verdicts, and writes a certificate for each engine.
+    """
     import fnmatch
 
-    from kdtr import engine as engines
-    from kdtr import goldens
+    from kdtr import engine, goldens
 
-    if why := engines.missing():
+    if why := engine.missing():
         raise KdtrError("certify", why)
     with _progress("generating") as progress:
-        paths = goldens.ensure(
-            ops, "full" if tier == "full" else "small", jobs=jobs, progress=progress
-        )
+        paths = goldens.ensure(ops, _as_tier(tier), jobs=jobs, progress=progress)
     chosen = [path for path in paths if fnmatch.fnmatch(path.stem, pattern)]
     if not chosen:
         raise KdtrError("certify", "no case matches", got=pattern)
-    raise SystemExit(engines.conform(["run", "--engine", engine, *chosen]))
+    absent = ""
+    if not engines:
+        found, absent = engine.usable()
+        engines = tuple(found)
+    codes = []
+    for one in engines:
+        arguments: list[str | Path] = ["certify", "--engine", one, "--lock", goldens.LOCK]
+        if out is not None:
+            folder = out / Path(one).stem
+            folder.mkdir(parents=True, exist_ok=True)
+            arguments += ["--out", folder]
+        codes.append(engine.conform([*arguments, *chosen]))
+    if absent:
+        click.echo(f"cuda: not certified, {absent}")
+    raise SystemExit(max(codes))
 
 
 @cli.command(name="diff")

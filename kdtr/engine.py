@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -44,8 +45,23 @@ def missing() -> str:
 
 
 def has_gpu() -> bool:
-    """Whether the NVIDIA driver shows a device."""
-    return Path("/dev/nvidia0").exists()
+    """Whether the NVIDIA driver is here and shows a device."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return False
+    return count.value > 0
+
+
+def usable() -> tuple[list[str], str]:
+    """The project's own engines that can run here, and why "cuda" is not among them, or ""."""
+    where = folder()
+    if where is None or not (where / "libkdtr_cuda.so").exists():
+        return ["cpu"], "no CUDA engine was built"
+    return (["cpu", "cuda"], "") if has_gpu() else (["cpu"], "no NVIDIA GPU here")
 
 
 def conform(arguments: Sequence[str | os.PathLike[str]]) -> int:
