@@ -5,7 +5,7 @@ PRESET ?= release
 JOBS ?= $(shell nproc)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 CMAKE = cmake $(if $(shell command -v ninja),-G Ninja) -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
-FORMATTED = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+FORMATTED = git ls-files '*.cpp' '*.h' '*.cu' '*.cuh'
 .PHONY: certify test venv build generate check unit pytest slow lint format asan tidy scripts ci clean
 
 certify: build check ; python -m kdtr certify --tier full --jobs $(JOBS) --out build/certificate
@@ -19,8 +19,8 @@ check: venv ; python -m kdtr generate --check --jobs $(JOBS)
 unit: build ; ctest --preset $(PRESET) -j $(JOBS)
 pytest: build ; pytest -n $(JOBS) -m 'not slow'
 slow: build ; pytest -n $(JOBS) -m slow
-lint: venv ; ruff check && ruff format --check && mypy && lint-imports && clang-format --dry-run -Werror $(FORMATTED)
-format: venv ; ruff check --fix ; ruff format && clang-format -i $(FORMATTED)
+lint: venv ; ruff check && ruff format --check && mypy && lint-imports && $(FORMATTED) | xargs clang-format --dry-run -Werror
+format: venv ; ruff check --fix ; ruff format && $(FORMATTED) | xargs clang-format -i
 asan: venv ; $(CMAKE) --preset asan && cmake --build --preset asan -j $(JOBS) && ctest --preset asan -j $(JOBS) -L unit
 tidy: venv ; $(CMAKE) --preset dev && run-clang-tidy -quiet -p build/dev -j $(JOBS) -warnings-as-errors='*'
 scripts: venv ; NVCC= scripts/build.sh build/scripts && build/scripts/kdtr-conform run --quiet --engine cpu goldens

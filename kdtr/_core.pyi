@@ -1,4 +1,4 @@
-"""The judge and the engines. See `kdtr.ops` and `kdtr.adapter`."""
+# The judge and the engines. See `kdtr.ops` and `kdtr.adapter`.
 
 from collections.abc import Mapping
 from typing import Any

@@ -64,6 +64,15 @@ def usable() -> tuple[list[str], str]:
     return (["cpu", "cuda"], "") if has_gpu() else (["cpu"], "no NVIDIA GPU here")
 
 
+def resolve(spec: str) -> str:
+    """`cpu`, `cuda` or `mutants`, with `:configuration` or without, as the path of its library."""
+    name, colon, config = spec.partition(":")
+    where = folder()
+    if "/" in spec or where is None or name not in ("cpu", "cuda", "mutants"):
+        return spec
+    return f"{where}/libkdtr_{name}.so{colon}{config}"
+
+
 def conform(arguments: Sequence[str | os.PathLike[str]]) -> int:
     """Run kdtr-conform and return its exit code. Raises EngineError when it was not built."""
     if why := missing():

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdtr import contract, dtypes
+from kdtr import contract, dtypes, engine
 from kdtr.errors import EngineError
 from kdtr.shapes import Axes
 
@@ -120,7 +120,7 @@ def open_engine(spec: str) -> Any:
 
         return _core.Engine.python(Command(spec[4:], spec), spec)
     if "/" in spec or spec.partition(":")[0] in ("cpu", "cuda", "mutants"):
-        return _core.Engine(spec)
+        return _core.Engine(engine.resolve(spec))
     from kdtr import adapter  # noqa: PLC0415 (rarely needed)
 
     return _core.Engine.python(adapter.load(spec), spec)

@@ -64,6 +64,6 @@ inline double load(const DLTensor& tensor, std::int64_t i) {
 // KDTR_MUTANTS({"tree_build@1", {{"correct", "control"}, {"ties_by_insertion", "..."}}, run});
 #define KDTR_MUTANTS_CONCAT_(a, b) a##b
 #define KDTR_MUTANTS_CONCAT(a, b) KDTR_MUTANTS_CONCAT_(a, b)
-#define KDTR_MUTANTS(...)                                                          \
-  static const ::kdtr::RegisterMutants KDTR_MUTANTS_CONCAT(kdtr_mutants_, __LINE__)( \
-      ::kdtr::MutantOp __VA_ARGS__)
+#define KDTR_MUTANTS(...)                                                 \
+  static const ::kdtr::RegisterMutants KDTR_MUTANTS_CONCAT(kdtr_mutants_, \
+                                                           __LINE__)(::kdtr::MutantOp __VA_ARGS__)

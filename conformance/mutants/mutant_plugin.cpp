@@ -49,8 +49,8 @@ int create(const char* config, void** engine) {
   if (colon != std::string_view::npos) made->op = text.substr(0, colon);
   if (made->op.empty()) {
     if (made->fault != "correct") {
-      create_error = "mutants: configuration, want <op>@<v>:<fault> or correct, got " +
-                     std::string(text);
+      create_error =
+          "mutants: configuration, want <op>@<v>:<fault> or correct, got " + std::string(text);
       return KDTR_ERROR;
     }
   } else {
