@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def test_recordings_load_alike_from_the_original_files_and_from_kdtr(
             cont=ids[:, :, 0],
         )
     layer = (ids.reshape(-1) % 100).astype(np.float16)
-    acts = {}
+    acts: dict[str, Any] = {}
     for number in (0, 14, 29):
         acts[f"s{number}_q"] = np.resize(layer, (64, 9, 576))
         acts[f"s{number}_kv"] = np.resize(layer, (2048, 576))

@@ -1,0 +1,138 @@
+// argmax@1 written a second time, in double, and the faults planted in it.
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "mutant.h"
+
+namespace {
+
+using kdtr::Call;
+using kdtr::kInf;
+
+enum FaultId {
+  kCorrect,
+  kLastWins,
+  kAnyLaneWins,
+  kNegativeZeroBelowZero,
+  kSubnormalsFlushed,
+  kStartAtMinusOne,
+  kStartAtSentinel,
+  kStartAtMinusFltMax,
+  kZeroLanesPastVocab,
+  kTailVectorDropped,
+  kIdsCutTo15Bits,
+  kNanIgnored,
+  kNanWins,
+  kNanFailsItsRowOnly,
+  kNanFailsTheBatch,
+  kStatusNeverSet,
+  kPlusInfRefused,
+  kRequestStride,
+  kFirstTileOnly,
+  kBf16Compare,
+};
+
+double seen(double x, int fault) {
+  if (fault == kSubnormalsFlushed && std::fabs(x) < std::numeric_limits<float>::min()) return 0;
+  if (fault == kBf16Compare)
+    return static_cast<double>(static_cast<float>(kdtr::bf16(static_cast<float>(x))));
+  return x;
+}
+
+bool replaces(double x, std::int64_t v, double best, std::int64_t at, int fault) {
+  if (x != best) return x > best;
+  if (fault == kNegativeZeroBelowZero && x == 0 && std::signbit(x) != std::signbit(best))
+    return std::signbit(best);
+  if (fault == kLastWins) return true;
+  return fault == kAnyLaneWins && v % 32 < at % 32;
+}
+
+std::int64_t best_of(const std::vector<double>& row, int fault) {
+  std::int64_t at = -1;
+  double best = -kInf;
+  if (fault == kStartAtMinusOne) best = -1;
+  if (fault == kStartAtSentinel) best = -1e4;
+  if (fault == kStartAtMinusFltMax) best = -static_cast<double>(std::numeric_limits<float>::max());
+  const bool free_start = best == -kInf;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const auto v = static_cast<std::int64_t>(i);
+    const double x = seen(row[i], fault);
+    if (std::isnan(x) && fault == kNanWins) return v;
+    if ((at < 0 && free_start) || replaces(x, v, best, at, fault)) {
+      best = x;
+      at = v;
+    }
+  }
+  return !row.empty() && at < 0 ? 0 : at;
+}
+
+void run(Call& c, int fault) {
+  const DLTensor& logits = c.any("logits", KDTR_IN, "R N V");
+  const auto ids = c.out<std::int32_t>("ids", "R N");
+  const auto status = c.out<std::int32_t>("status", "R");
+  const std::int64_t rows = c.dim("N");
+  const std::int64_t vocab = c.dim("V");
+  const auto refused = [&](std::int64_t row) {
+    for (std::int64_t v = 0; v < vocab; ++v) {
+      const double x = kdtr::load(logits, row * vocab + v);
+      if (std::isnan(x) && fault != kNanIgnored && fault != kNanWins) return true;
+      if (x == kInf && fault == kPlusInfRefused) return true;
+    }
+    return false;
+  };
+  bool any = false;
+  for (std::int64_t row = 0; row < c.dim("R") * rows; ++row) any = any || refused(row);
+
+  for (std::int64_t r = 0; r < c.dim("R"); ++r) {
+    bool bad = false;
+    for (std::int64_t n = 0; n < rows; ++n) bad = bad || refused(r * rows + n);
+    if (fault == kNanFailsTheBatch) bad = any;
+    status[r] = bad && fault != kStatusNeverSet ? kdtr::kBadInput : kdtr::kOk;
+    for (std::int64_t n = 0; n < rows; ++n) {
+      const std::int64_t at = r * rows + n;
+      const std::int64_t source = fault == kRequestStride ? n : at;
+      std::vector<double> row;
+      for (std::int64_t v = 0; v < vocab; ++v) {
+        const double x = kdtr::load(logits, source * vocab + v);
+        row.push_back(std::isnan(x) && fault != kNanWins ? -kInf : x);
+      }
+      if (fault == kZeroLanesPastVocab) row.resize((row.size() + 7) / 8 * 8, 0.0);
+      if (fault == kTailVectorDropped) row.resize(row.size() / 8 * 8);
+      if (fault == kFirstTileOnly && row.size() > 8192) row.resize(8192);
+      std::int64_t best = best_of(row, fault);
+      if (fault == kIdsCutTo15Bits && best >= 0) best %= 32768;
+      const bool pad = fault == kNanFailsItsRowOnly ? refused(at) : bad;
+      ids[at] = pad ? -1 : static_cast<std::int32_t>(best);
+    }
+  }
+}
+
+KDTR_MUTANTS({
+    "argmax@1",
+    {
+        {"correct", "control"},
+        {"last_wins", "equal maxima go to the highest id"},
+        {"any_lane_wins", "equal maxima go to the lowest lane of a warp, not the lowest id"},
+        {"negative_zero_below_zero", "-0 is ordered below +0"},
+        {"subnormals_flushed", "subnormal values compare as zero"},
+        {"start_at_minus_one", "the running maximum starts at -1"},
+        {"start_at_sentinel", "the running maximum starts at -1e4"},
+        {"start_at_minus_flt_max", "the running maximum starts at -FLT_MAX and id 0"},
+        {"zero_lanes_past_vocab", "zero-filled lanes past the vocabulary take part"},
+        {"tail_vector_dropped", "ids past the last whole vector of 8 are not read"},
+        {"ids_cut_to_15_bits", "ids pass through a 15-bit field"},
+        {"nan_ignored", "NaN logits are skipped and the request is ok"},
+        {"nan_wins", "the first NaN is the maximum, as in numpy and torch"},
+        {"nan_fails_its_row_only", "only the row that holds the NaN is padded"},
+        {"nan_fails_the_batch", "one bad request fails every request"},
+        {"status_never_set", "bad requests are padded and reported ok"},
+        {"plus_inf_refused", "+inf is treated like NaN"},
+        {"request_stride", "every request reads the rows of request 0"},
+        {"first_tile_only", "only the first 8,192 ids are read"},
+        {"bf16_compare", "values are rounded to bf16 before they are compared"},
+    },
+    run,
+});
+
+}  // namespace
