@@ -30,19 +30,18 @@
 namespace kdtr {
 
 // The rules by name; docs/format.md gives their order.
-#define KDTR_CODES(X)                                                                              \
-  X(E_TRUNCATED)                                                                                   \
-  X(E_MAGIC_TEXTMODE)                                                                              \
-  X(E_MAGIC) X(E_VERSION) X(E_LIMIT) X(E_TRAILING) X(E_FILE_SIZE) X(E_PREFIX_RANGE)                \
-      X(E_PREFIX_CRC) X(E_RESERVED) X(E_NAME_SPAN) X(E_NAME_LENGTH) X(E_NAME_UTF8) X(E_NAME_CHAR)  \
-          X(E_NAME_PATH) X(E_NAME_DUP) X(E_NAME_ORDER) X(E_DTYPE) X(E_RANK) X(E_DIM_UNUSED)        \
-              X(E_DIM_RANGE) X(E_NUMEL_OVERFLOW) X(E_DATA_LEN) X(E_DATA_ALIGN) X(E_DATA_OFFSET)    \
-                  X(E_DATA_RANGE) X(E_KV_OWNER) X(E_KV_SPAN) X(E_KV_KEY_LENGTH) X(E_KV_KEY_UTF8)   \
-                      X(E_KV_KEY_CHAR) X(E_KV_KEY_PATH) X(E_KV_DUP) X(E_KV_ORDER) X(E_KV_TYPE)     \
-                          X(E_KV_VALUE) X(E_KV_UTF8) X(E_STRINGS_UNUSED) X(E_PADDING)              \
-                              X(E_TENSOR_CRC) X(E_BOOL_VALUE) X(E_SUBBYTE_TAIL) X(E_TENSOR_DIGEST) \
-                                  X(E_ROOT_DIGEST) X(E_IO) X(E_NOT_FOUND) X(E_DTYPE_MISMATCH)      \
-                                      X(E_SHAPE_MISMATCH) X(E_HOST)
+// clang-format off
+#define KDTR_CODES(X) \
+  X(E_TRUNCATED) X(E_MAGIC_TEXTMODE) X(E_MAGIC) X(E_VERSION) X(E_LIMIT) X(E_TRAILING) \
+  X(E_FILE_SIZE) X(E_PREFIX_RANGE) X(E_PREFIX_CRC) X(E_RESERVED) X(E_NAME_SPAN) X(E_NAME_LENGTH) \
+  X(E_NAME_UTF8) X(E_NAME_CHAR) X(E_NAME_PATH) X(E_NAME_DUP) X(E_NAME_ORDER) X(E_DTYPE) \
+  X(E_RANK) X(E_DIM_UNUSED) X(E_DIM_RANGE) X(E_NUMEL_OVERFLOW) X(E_DATA_LEN) X(E_DATA_ALIGN) \
+  X(E_DATA_OFFSET) X(E_DATA_RANGE) X(E_KV_OWNER) X(E_KV_SPAN) X(E_KV_KEY_LENGTH) \
+  X(E_KV_KEY_UTF8) X(E_KV_KEY_CHAR) X(E_KV_KEY_PATH) X(E_KV_DUP) X(E_KV_ORDER) X(E_KV_TYPE) \
+  X(E_KV_VALUE) X(E_KV_UTF8) X(E_STRINGS_UNUSED) X(E_PADDING) X(E_TENSOR_CRC) X(E_BOOL_VALUE) \
+  X(E_SUBBYTE_TAIL) X(E_TENSOR_DIGEST) X(E_ROOT_DIGEST) X(E_IO) X(E_NOT_FOUND) \
+  X(E_DTYPE_MISMATCH) X(E_SHAPE_MISMATCH) X(E_HOST)
+// clang-format on
 
 enum class Code : std::uint8_t {
   ok,
