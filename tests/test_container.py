@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from malformed.generate import CASES, Case
+from malformed.generate import CASES, DTYPES, Case, one
 from malformed.mutate import mutants
 
 from kdtr import container, dtypes
@@ -135,6 +135,15 @@ def test_corpus_hits_every_rule() -> None:
 def test_cpp_reader_agrees_on_the_corpus(cpp_verdicts: Any) -> None:
     got = dict(zip([c.name for c in CASES], cpp_verdicts([c.data for c in CASES]), strict=True))
     assert got == {c.name: f"{c.code}\t{c.at}" for c in CASES}
+
+
+def test_readers_know_32_types_and_no_other(cpp_verdicts: Any) -> None:
+    pairs = [(code, bits) for code in range(32) for bits in range(256)]
+    files = [one(pair, (0,), b"") for pair in pairs]
+    want = ["OK\t-1" if pair in DTYPES else "E_DTYPE\t136" for pair in pairs]
+    assert len(DTYPES) == want.count("OK\t-1") == 32
+    assert [verdict(f) for f in files] == want
+    assert cpp_verdicts(files) == want
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

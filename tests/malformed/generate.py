@@ -20,6 +20,12 @@ from pathlib import Path
 
 MAGIC = b"KDTR\r\n\x1a\n"
 M64 = (1 << 64) - 1
+DTYPES = sorted(
+    [(code, bits) for code in (0, 1, 2) for bits in (16, 32, 64)]
+    + [(0, 2), (0, 4), (0, 8), (1, 1), (1, 2), (1, 4), (1, 8), (4, 16), (6, 8)]
+    + [(5, 32), (5, 64), (5, 128), *((code, 8) for code in range(7, 15))]
+    + [(15, 6), (16, 6), (17, 4)]
+)
 BOOL, I64, U64, F64, UTF8, BYTES = range(1, 7)
 
 
@@ -230,30 +236,7 @@ def valid() -> None:
         "ok_all_dtypes",
         "OK",
         -1,
-        build(
-            [
-                T(b"%02d_%03d" % d, d, (1,), bytes(-(-d[1] // 8)))
-                for d in sorted(
-                    [
-                        (6, 8),
-                        *((1, b) for b in (1, 2, 4, 8, 16, 32, 64)),
-                        *((0, b) for b in (2, 4, 8, 16, 32, 64)),
-                        (2, 16),
-                        (2, 32),
-                        (2, 64),
-                        (4, 16),
-                        (5, 32),
-                        (5, 64),
-                        (5, 128),
-                        *((c, 8) for c in range(7, 15)),
-                        (15, 6),
-                        (16, 6),
-                        (17, 4),
-                    ]
-                )
-            ],
-            [],
-        ),
+        build([T(b"%02d_%03d" % d, d, (1,), bytes(-(-d[1] // 8))) for d in DTYPES], []),
         "all 32 types",
     )
     case("ok_full_block", "OK", -1, one((1, 8), (256,), bytes(range(256))), "no padding needed")
@@ -440,6 +423,7 @@ def shapes() -> None:
         ("i1", 0, 1),
         ("bool1", 6, 1),
         ("bits_0", 1, 0),
+        ("zero", 0, 0),
         ("bits_255", 1, 255),
         ("bf32", 4, 32),
         ("c256_wraps", 5, 0),

@@ -484,7 +484,7 @@ inline Code Index::parse_tensors(std::uint64_t& cursor) {
   const std::uint64_t pool_at = prefix_.size() - s_;
   std::uint64_t expected = detail::align_up(prefix_.size());
   std::string_view previous;
-  DType known;  // the last type that was looked up
+  DType known = kU8;  // the last type that was looked up
   for (std::uint32_t i = 0; i < n_; ++i) {
     const std::uint64_t at = 128 + 128ull * i;
     const std::byte* r = record(i);
