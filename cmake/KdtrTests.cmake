@@ -11,6 +11,21 @@ function(kdtr_test_programs pattern)
   endforeach()
 endfunction()
 
+# kdtr_fuzz_programs(<pattern>): libFuzzer programs, which only Clang can make.
+function(kdtr_fuzz_programs pattern)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    return()
+  endif()
+  kdtr_glob(sources ${pattern})
+  foreach(source IN LISTS sources)
+    cmake_path(GET source STEM target)
+    add_executable(${target} EXCLUDE_FROM_ALL ${source})
+    target_link_libraries(${target} PRIVATE kdtr_options)
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer,address,undefined)
+    target_link_options(${target} PRIVATE -fsanitize=fuzzer,address,undefined)
+  endforeach()
+endfunction()
+
 # kdtr_unit_tests(<part> <pattern>): each file is a program; it passes when it returns 0.
 function(kdtr_unit_tests part pattern)
   kdtr_glob(sources ${pattern})
