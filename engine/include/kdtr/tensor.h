@@ -11,8 +11,6 @@
 
 namespace kdtr {
 
-inline constexpr int kMaxRank = 8;
-
 // bfloat16 and IEEE half as storage; arithmetic is done in float or double.
 struct bf16 {
   std::uint16_t bits = 0;
