@@ -1,0 +1,156 @@
+#include "engine_host.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "kdtr/error.h"
+
+namespace kdtr::conform {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string text(const char* s) { return s == nullptr ? "" : s; }
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> parts;
+  for (std::size_t from = 0; from <= list.size();) {
+    const std::size_t comma = std::min(list.find(',', from), list.size());
+    const std::string part = list.substr(from, comma - from);
+    const std::size_t begin = part.find_first_not_of(' ');
+    if (begin != std::string::npos)
+      parts.push_back(part.substr(begin, part.find_last_not_of(' ') - begin + 1));
+    from = comma + 1;
+  }
+  return parts;
+}
+
+const kdtr_plugin_table* checked(const kdtr_plugin_table* t, const std::string& where) {
+  if (t == nullptr) fail(where, "plug-in table", "one", "NULL");
+  // Read only what every version has before the version is known.
+  KDTR_CHECK(t->abi_version == KDTR_ABI_VERSION, where, "plug-in abi_version", KDTR_ABI_VERSION,
+             t->abi_version);
+  KDTR_CHECK(t->struct_size >= sizeof(kdtr_plugin_table), where, "plug-in table struct_size",
+             sizeof(kdtr_plugin_table), t->struct_size);
+  const bool complete =
+      t->create && t->destroy && t->describe && t->supports && t->run && t->last_error;
+  if (!complete)
+    fail(where, "plug-in table", "create, destroy, describe, supports, run and last_error", "NULL");
+  return t;
+}
+
+}  // namespace
+
+EngineHost::EngineHost(const kdtr_plugin_table* table, const std::string& config, std::string spec,
+                       std::string library)
+    : table_(checked(table, library.empty() ? spec : library)),
+      spec_(std::move(spec)),
+      library_(std::move(library)) {
+  if (table_->create(config.c_str(), &engine_) != KDTR_OK)
+    fail(spec_, "engine not created: " + text(table_->last_error(nullptr)));
+  kdtr_description d{};
+  d.struct_size = sizeof d;
+  if (table_->describe(engine_, &d) != KDTR_OK) {
+    const std::string why = last_error();
+    table_->destroy(engine_);
+    fail(spec_, "engine not described: " + why);
+  }
+  device_ = d.device;
+  name_ = text(d.name);
+  version_ = text(d.version);
+  profiles_ = text(d.profiles);
+  build_ = text(d.build);
+}
+
+EngineHost::~EngineHost() {
+  memory_.reset();
+  table_->destroy(engine_);
+}
+
+std::string EngineHost::last_error() const {
+  const std::string why = text(table_->last_error(engine_));
+  return why.empty() ? "no message (last_error is empty)" : why;
+}
+
+Memory& EngineHost::memory() {
+  if (memory_ == nullptr) memory_ = open_memory(device_, *table_, engine_);
+  return *memory_;
+}
+
+bool EngineHost::has_profile(const std::string& arith) const {
+  if (profiles_.empty()) return true;
+  for (const std::string& profile : split(profiles_))
+    if (profile == arith) return true;
+  return false;
+}
+
+std::string EngineHost::unsupported(const kdtr_call* call) const {
+  const char* reason = nullptr;
+  if (table_->supports(engine_, call, &reason) != 0) return "";
+  const std::string why = text(reason);
+  return why.empty() ? "the engine gives no reason" : why;
+}
+
+std::optional<std::vector<std::string>> EngineHost::outputs(const std::string& op) const {
+  const char* list = table_->outputs == nullptr ? nullptr : table_->outputs(engine_, op.c_str());
+  if (list == nullptr) return {};
+  return split(list);
+}
+
+std::size_t EngineHost::workspace_size(const kdtr_call* call) const {
+  std::size_t bytes = 0;
+  if (table_->workspace_size == nullptr) return 0;
+  if (table_->workspace_size(engine_, call, &bytes) != KDTR_OK)
+    fail("workspace_size", last_error());
+  return bytes;
+}
+
+std::string EngineHost::run(const kdtr_call* call) {
+  return table_->run(engine_, call, memory().stream()) == KDTR_OK ? "" : last_error();
+}
+
+EngineSpec resolve_engine(const std::string& spec) {
+  const bool plain = spec.find_first_of("/:.") == std::string::npos;
+  if (plain) {
+    const std::string file = "libkdtr_" + spec + ".so";
+    std::vector<fs::path> folders;
+    if (const char* folder = std::getenv("KDTR_LIB_DIR")) folders.emplace_back(folder);
+    std::error_code error;
+    const fs::path self = fs::read_symlink("/proc/self/exe", error).parent_path();
+    folders.push_back(self);
+    folders.push_back(self.parent_path() / "lib");
+    for (const fs::path& folder : folders)
+      if (fs::exists(folder / file)) return {(folder / file).string(), ""};
+    fail("engine " + spec, "library",
+         file + " in $KDTR_LIB_DIR, beside the program or in ../lib, or a path", "none");
+  }
+  // A path may hold colons, and so may a configuration: the shortest path that exists wins.
+  for (std::size_t colon = spec.find(':'); colon != std::string::npos;
+       colon = spec.find(':', colon + 1))
+    if (fs::is_regular_file(spec.substr(0, colon)))
+      return {fs::absolute(spec.substr(0, colon)).string(), spec.substr(colon + 1)};
+  if (!fs::is_regular_file(spec)) fail("engine " + spec, "library", "PATH[:configuration]", "none");
+  return {fs::absolute(spec).string(), ""};
+}
+
+const kdtr_plugin_table* plugin_table(const std::string& library, void** handle) {
+  void* opened = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (opened == nullptr) fail("engine", std::string(::dlerror()));
+  void* symbol = ::dlsym(opened, "kdtr_plugin_v1");
+  if (symbol == nullptr) fail(library, "exported symbol", "kdtr_plugin_v1", "none");
+  const kdtr_plugin_table* (*get)(void) = nullptr;
+  std::memcpy(&get, &symbol, sizeof get);
+  if (handle != nullptr) *handle = opened;
+  return checked(get(), library);
+}
+
+std::unique_ptr<EngineHost> load_engine(const std::string& spec) {
+  const EngineSpec found = resolve_engine(spec);
+  return std::make_unique<EngineHost>(plugin_table(found.library), found.config, spec,
+                                      found.library);
+}
+
+}  // namespace kdtr::conform
