@@ -1,0 +1,499 @@
+#include "judge.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "diagnose.h"
+#include "kdtr/call_builder.h"
+#include "kdtr/error.h"
+#include "membership.h"
+#include "value.h"
+
+namespace kdtr::conform {
+namespace {
+
+constexpr double kSecondReference = 0x1p-40;
+
+std::string place(const Fixture& fixture, const std::string& output, const Mismatch& m) {
+  const std::vector<std::string> axes = fixture.axes(output);
+  std::string text = "[";
+  for (std::size_t i = 0; i < m.index.size(); ++i) {
+    if (i != 0) text += ", ";
+    if (i < axes.size()) text += axes[i] + "=";
+    text += std::to_string(m.index[i]);
+  }
+  return text + "]";
+}
+
+std::string value_text(const Mismatch& m, char judged) {
+  std::string text = "got " + m.got + " (" + m.got_bits + "), want " + m.want;
+  if (judged != 'S') text += " (" + m.want_bits + ")";
+  if (m.ulp && *m.ulp != 0) text += ", " + std::to_string(*m.ulp) + " ulp";
+  if (judged == 'B')
+    text += ", error " + show_double(m.error) + ", gate " + show_double(m.gate) + ", hard " +
+            show_double(m.hard);
+  return text;
+}
+
+void report(const Fixture& fixture, const Comparison& c, std::vector<std::string>& findings) {
+  if (!c.first) return;
+  const bool failed = c.mismatches != 0;
+  const std::int64_t count = failed ? c.mismatches : c.warnings;
+  const char* verb = c.judged == 'B'   ? (failed ? " beyond the hard budget" : " above the gate")
+                     : c.judged == 'S' ? " not among the allowed ids"
+                                       : " differ";
+  const std::string head =
+      c.output + ": " + std::to_string(count) + " of " + std::to_string(c.elements) + verb;
+  findings.push_back(head + "; first at " + place(fixture, c.output, *c.first) + ": " +
+                     value_text(*c.first, c.judged));
+  if (c.worst->at != c.first->at)
+    findings.push_back(c.output + ": worst at " + place(fixture, c.output, *c.worst) + ": " +
+                       value_text(*c.worst, c.judged));
+}
+
+std::span<const std::byte> bytes_of(const std::vector<std::uint32_t>& words) {
+  return std::as_bytes(std::span(words));
+}
+
+// `logit_minus_lse`: logprobs = f32(logit of the engine's id) - the engine's own lse, one f32
+// subtraction; -inf where the id is a pad (-1). Returns the wanted bits, or why there are none.
+std::string logit_minus_lse(const Fixture& fixture, const Outputs& outputs, const Want& want,
+                            std::vector<std::uint32_t>& bits) {
+  const Argument* logits = fixture.argument("logits");
+  const auto ids = outputs.find("ids"), lse = outputs.find("lse");
+  if (logits == nullptr || ids == outputs.end() || lse == outputs.end())
+    return "rule logit_minus_lse needs input `logits` and outputs `ids` and `lse`";
+  const std::int64_t vocabulary = logits->shape.empty() ? 0 : logits->shape.back();
+  const std::int64_t k = want.shape.empty() ? 0 : want.shape.back();
+  std::int64_t n = 1;
+  for (const std::int64_t d : want.shape) n *= d;
+  const Expected* lse_expected = fixture.expected_for("lse");
+  if (lse_expected == nullptr) return "rule logit_minus_lse needs an expected `lse`";
+  const std::int64_t rows = k == 0 ? 0 : n / k;
+  // The second-reference check runs with a wider lse.
+  const bool wide = rows != 0 && lse->second.size() == static_cast<std::size_t>(rows) * 8;
+  bits.resize(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t row = i / k;
+    std::int32_t id = 0;
+    std::memcpy(&id, ids->second.data() + i * 4, 4);
+    float value = -std::numeric_limits<float>::infinity();
+    if (id >= 0 && id < vocabulary) {
+      const auto x = static_cast<float>(
+          float_at(logits->dtype, logits->initial.data(), row * vocabulary + id));
+      const auto own = static_cast<float>(
+          float_at(wide ? dtype_of<double> : dtype_of<float>, lse->second.data(), row));
+      value = x - own;
+    }
+    bits[static_cast<std::size_t>(i)] = std::bit_cast<std::uint32_t>(value);
+  }
+  return "";
+}
+
+// Budgets of the second-reference check: 2^-40 of the element, or of the greatest in its row.
+std::vector<float> wide_budget(const Want& want) {
+  std::int64_t n = 1;
+  for (const std::int64_t d : want.shape) n *= d;
+  const std::int64_t row = want.shape.empty() ? 1 : std::max<std::int64_t>(want.shape.back(), 1);
+  std::vector<float> budget(static_cast<std::size_t>(n));
+  for (std::int64_t from = 0; from < n; from += row) {
+    double scale = 0;
+    for (std::int64_t i = from; i < from + row; ++i) {
+      const double gold = float_at(want.dtype, want.data.data(), i);
+      if (std::isfinite(gold)) scale = std::max(scale, std::fabs(gold));
+    }
+    for (std::int64_t i = from; i < from + row; ++i)
+      budget[static_cast<std::size_t>(i)] = static_cast<float>(scale * kSecondReference);
+  }
+  return budget;
+}
+
+struct Run {
+  std::string error;  // of the engine
+  std::string lost;   // of the device
+  Outputs outputs;
+  std::vector<std::string> damage;
+};
+
+// All buffers of a case, used again for each run.
+class Bench {
+ public:
+  Bench(const Fixture& fixture, EngineHost& engine, const Options& options)
+      : fixture_(fixture), engine_(engine), call_(fixture.op, fixture.arith) {
+    for (const Argument& a : fixture.arguments) {
+      const Expected* expected = fixture.expected_for(a.name);
+      const bool widen =
+          options.wide && expected != nullptr && expected->want.judged == 'B' && a.role == KDTR_OUT;
+      dtypes_[a.name] = widen ? dtype_of<double> : a.dtype;
+      declare(a, nullptr, {});
+    }
+    for (const auto& [name, value] : fixture.attrs) call_.attr(name, value);
+  }
+
+  // Shapes and dtypes only, as `supports` and `workspace_size` see them.
+  CallBuilder& call() { return call_; }
+
+  void allocate(std::size_t workspace) {
+    Memory& memory = engine_.memory();
+    for (const Argument& a : fixture_.arguments) {
+      std::int64_t n = 1;
+      for (const std::int64_t d : a.shape) n *= d;
+      auto buffer = std::make_unique<Buffer>(memory, a.name, byte_size(dtypes_.at(a.name), n));
+      declare(a, buffer->data(), memory.device());
+      buffers_[a.name] = std::move(buffer);
+    }
+    if (workspace != 0) {
+      workspace_ = std::make_unique<Buffer>(memory, "workspace", workspace);
+      call_.workspace(workspace_->data(), workspace);
+    }
+  }
+
+  Run run(Poison pattern) {
+    Run result;
+    std::map<std::string, std::vector<std::byte>> changed;
+    for (const Argument& a : fixture_.arguments) {
+      Buffer& buffer = *buffers_.at(a.name);
+      if (a.role == KDTR_OUT) {
+        buffer.poison(dtypes_.at(a.name), pattern);
+      } else if (pattern == Poison::kB && fixture_.flag("poison") && is_float(a.dtype)) {
+        buffer.fill(changed[a.name] = other_garbage(a));
+      } else {
+        buffer.fill(a.initial);
+      }
+    }
+    if (workspace_ != nullptr) workspace_->poison(dtype_of<float>, pattern);
+    call_.forget_requests();
+    result.error = engine_.run(call_.call());
+    try {
+      engine_.memory().sync();
+      for (const Argument& a : fixture_.arguments) {
+        Buffer& buffer = *buffers_.at(a.name);
+        buffer.collect();
+        if (!buffer.damage().empty()) result.damage.push_back(buffer.damage());
+        const auto bytes = buffer.bytes();
+        if (a.role == KDTR_IN) {
+          const auto before =
+              changed.contains(a.name) ? std::span<const std::byte>(changed.at(a.name)) : a.initial;
+          if (!std::equal(bytes.begin(), bytes.end(), before.begin(), before.end()))
+            result.damage.push_back("engine changed input `" + a.name + "`" +
+                                    first_change(bytes, before));
+        } else {
+          result.outputs[a.name] = {bytes.begin(), bytes.end()};
+        }
+      }
+      if (workspace_ != nullptr) {
+        workspace_->collect();
+        if (!workspace_->damage().empty())
+          result.damage.push_back(workspace_->damage() + " of " +
+                                  std::to_string(workspace_->size()) +
+                                  " B (workspace_size is too small)");
+      }
+    } catch (const Error& e) {
+      result.lost = e.what();
+    }
+    return result;
+  }
+
+  // Elements of an output that held poison A after run A and poison B after run B.
+  std::vector<bool> unwritten(const std::string& output, const Run& a, const Run& b) const {
+    const DLDataType t = dtypes_.at(output);
+    const auto& x = a.outputs.at(output);
+    const auto& y = b.outputs.at(output);
+    if (t.bits < 8 || t.bits > 64) return {};
+    std::vector<bool> marks(x.size() / (t.bits / 8u));
+    for (std::size_t i = 0; i < marks.size(); ++i) {
+      const auto at = static_cast<std::int64_t>(i);
+      marks[i] = bits_at(t, x.data(), at) == poison_bits(t, Poison::kA) &&
+                 bits_at(t, y.data(), at) == poison_bits(t, Poison::kB);
+    }
+    return marks;
+  }
+
+ private:
+  void declare(const Argument& a, void* data, DLDevice device) {
+    call_.tensor(a.name, a.role, data, dtypes_.at(a.name), a.shape,
+                 data == nullptr ? engine_.device() : device);
+  }
+
+  // Flag `poison`: the NaNs of the inputs are what no visible entry names. A kernel that
+  // multiplies them by 0 survives finite garbage, one that compares them survives NaN: try both.
+  static std::vector<std::byte> other_garbage(const Argument& a) {
+    std::vector<std::byte> bytes(a.initial.begin(), a.initial.end());
+    const std::uint64_t garbage =
+        round_to(a.dtype, a.dtype.bits == 16 && a.dtype.code == 2 ? 6e4 : 3e38);
+    const std::size_t size = a.dtype.bits / 8u;
+    for (std::size_t i = 0; i < bytes.size() / size; ++i)
+      if (std::isnan(float_at(a.dtype, bytes.data(), static_cast<std::int64_t>(i))))
+        std::memcpy(bytes.data() + i * size, &garbage, size);
+    return bytes;
+  }
+
+  static std::string first_change(std::span<const std::byte> now,
+                                  std::span<const std::byte> before) {
+    const auto at = std::mismatch(now.begin(), now.end(), before.begin(), before.end());
+    return " at byte " + std::to_string(at.first - now.begin()) + " of " +
+           std::to_string(before.size());
+  }
+
+  const Fixture& fixture_;
+  EngineHost& engine_;
+  CallBuilder call_;
+  std::map<std::string, DLDataType> dtypes_;
+  std::map<std::string, std::unique_ptr<Buffer>> buffers_;
+  std::unique_ptr<Buffer> workspace_;
+};
+
+void account(const Fixture& fixture, CallBuilder& call,
+             const std::optional<std::vector<std::string>>& written,
+             std::vector<std::string>& findings) {
+  const auto writes = [&](const std::string& name) {
+    return !written || std::find(written->begin(), written->end(), name) != written->end();
+  };
+  for (const auto& [name, argument] : call.arguments())
+    if (argument.asked == 0 && (argument.role == KDTR_IN || writes(name)))
+      findings.push_back("kernel never used '" + name + "'");
+  for (const auto& [name, attribute] : call.attributes())
+    if (attribute.asked == 0) findings.push_back("kernel never used attribute '" + name + "'");
+  std::set<std::string> told;
+  for (const std::string& name : call.unknown())
+    if (!fixture.declares(name) && told.insert(name).second)
+      findings.push_back("kernel asked for '" + name + "', which " + fixture.op +
+                         " does not declare");
+}
+
+void compare_runs(const Fixture& fixture, const Run& a, const Run& b, const char* cause,
+                  std::vector<std::string>& findings) {
+  for (const auto& [name, x] : a.outputs) {
+    const auto& y = b.outputs.at(name);
+    if (x == y) continue;
+    const Argument* argument = fixture.argument(name);
+    const auto at = std::mismatch(x.begin(), x.end(), y.begin()).first - x.begin();
+    Mismatch m;
+    m.at = at * 8 / static_cast<std::int64_t>(argument->dtype.bits);
+    m.index = unflatten(m.at, argument->shape);
+    findings.push_back(name + ": " + cause + ", first at " + place(fixture, name, m) + ": " +
+                       show(argument->dtype, bits_at(argument->dtype, x.data(), m.at)) + ", then " +
+                       show(argument->dtype, bits_at(argument->dtype, y.data(), m.at)));
+  }
+}
+
+Result begin(const Fixture& fixture) {
+  Result r;
+  r.id = fixture.id();
+  r.path = fixture.path;
+  r.tier = fixture.tier;
+  for (const std::string& flag : fixture.flags) r.flags += (r.flags.empty() ? "" : ",") + flag;
+  r.catches = fixture.catches;
+  r.arith = fixture.arith;
+  r.digest = fixture.digest;
+  return r;
+}
+
+Result& end(Result& r, Status status, std::string why) {
+  r.status = status;
+  r.findings.push_back(std::move(why));
+  return r;
+}
+
+}  // namespace
+
+const char* status_name(Status status) {
+  static constexpr const char* kNames[] = {
+      "PASS",  "QUALITY_WARNING", "FAIL",    "NOT_SUPPORTED", "SKIP",    "XFAIL",
+      "XPASS", "WAIVED",          "VACUOUS", "CRASH",         "TIMEOUT", "INTERNAL_ERROR"};
+  return kNames[static_cast<std::size_t>(status)];
+}
+
+bool is_failure(Status status) {
+  switch (status) {
+    case Status::kFail:
+    case Status::kXpass:
+    case Status::kVacuous:
+    case Status::kCrash:
+    case Status::kTimeout:
+    case Status::kInternalError:
+      return true;
+    default:
+      return false;
+  }
+}
+
+Result judge_outputs(const Fixture& fixture, const Outputs& outputs, const Options& options,
+                     const std::map<std::string, std::vector<bool>>& unwritten) {
+  Result r = begin(fixture);
+  r.status = Status::kPass;
+  for (const Expected& expected : fixture.expected) {
+    const auto it = outputs.find(expected.output);
+    if (it == outputs.end()) {
+      r.unchecked.push_back(expected.output);
+      continue;
+    }
+    Want want = expected.want;
+    std::vector<std::uint32_t> given;
+    std::vector<float> budget;
+    if (expected.given == "logit_minus_lse") {
+      if (const std::string why = logit_minus_lse(fixture, outputs, want, given); !why.empty()) {
+        r.unchecked.push_back(expected.output + " (" + why + ")");
+        continue;
+      }
+      want.judged = 'E';
+      want.dtype = want.actual = dtype_of<float>;
+      want.data = bytes_of(given);
+    } else if (!expected.given.empty()) {
+      fail(fixture.path, "P_GIVEN: judge rule of " + expected.output, "logit_minus_lse",
+           expected.given);
+    }
+    if (options.wide && want.judged == 'B') {
+      want.actual = dtype_of<double>;
+      budget = wide_budget(want);
+      want.gate = want.hard = budget;
+    }
+    r.outputs.push_back(compare(expected.output, want, it->second));
+  }
+  if (r.outputs.empty()) {
+    r.status = Status::kVacuous;
+    r.findings.emplace_back("nothing was checked: the engine writes none of the outputs");
+    return r;
+  }
+  for (const Comparison& c : r.outputs) {
+    r.worst_gate = std::max(r.worst_gate, c.worst_gate);
+    r.worst_hard = std::max(r.worst_hard, c.worst_hard);
+    if (c.mismatches != 0) {
+      r.status = Status::kFail;
+    } else if (c.warnings != 0 && r.status == Status::kPass) {
+      r.status = Status::kQualityWarning;
+    }
+  }
+  for (const Comparison& c : r.outputs)
+    if (c.mismatches != 0 || r.status == Status::kQualityWarning) report(fixture, c, r.findings);
+  if (fixture.flag("membership") && !options.wide) {
+    const std::vector<std::string> read = check_membership(fixture, outputs);
+    if (!read.empty()) {
+      r.status = Status::kFail;
+      r.diagnosis = read;
+    }
+  }
+  if (r.status == Status::kFail && options.diagnose) {
+    const auto causes = diagnose(fixture, r.outputs, outputs, unwritten);
+    r.diagnosis.insert(r.diagnosis.end(), causes.begin(), causes.end());
+  }
+  return r;
+}
+
+Result run_case(const Fixture& fixture, EngineHost& engine, const Options& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  Result r = begin(fixture);
+  if (!engine.has_profile(fixture.arith))
+    return end(r, Status::kNotSupported,
+               "profile " + fixture.arith + " is not one of the engine's, " + engine.profiles());
+  Bench bench(fixture, engine, options);
+  if (const std::string why = engine.unsupported(bench.call().call()); !why.empty())
+    return end(r, Status::kNotSupported, why);
+  try {
+    engine.memory();
+  } catch (const Error& e) {
+    return end(r, Status::kSkip, e.what());
+  }
+  const auto written = engine.outputs(fixture.op);
+  bench.call().forget_requests();
+  try {
+    bench.allocate(engine.workspace_size(bench.call().call()));
+  } catch (const Error& e) {
+    r.seconds = seconds();
+    return end(r, Status::kFail, e.what());
+  }
+
+  const Run a = bench.run(Poison::kA);
+  std::vector<std::string> broken;  // rules other than the values
+  if (!a.lost.empty()) {
+    r.engine_lost = true;
+    r.seconds = seconds();
+    return end(r, Status::kCrash, a.lost);
+  }
+  if (fixture.flag("fails_call")) {
+    broken = a.damage;
+    if (a.error.empty()) broken.emplace_back("run succeeded, want an error before anything runs");
+    r.status = broken.empty() ? Status::kPass : Status::kFail;
+    r.findings = std::move(broken);
+    r.seconds = seconds();
+    return r;
+  }
+  if (!a.error.empty()) {
+    r.seconds = seconds();
+    r.findings = a.damage;
+    return end(r, Status::kFail, "run failed: " + a.error);
+  }
+  account(fixture, bench.call(), written, broken);
+  broken.insert(broken.end(), a.damage.begin(), a.damage.end());
+  std::map<std::string, std::vector<bool>> unwritten;
+  if (options.memory_checks) {
+    const Run b = bench.run(Poison::kB);
+    if (!b.lost.empty() || !b.error.empty()) {
+      r.engine_lost = !b.lost.empty();
+      r.seconds = seconds();
+      return end(r, r.engine_lost ? Status::kCrash : Status::kFail,
+                 "second run failed: " + (r.engine_lost ? b.lost : b.error));
+    }
+    for (const std::string& d : b.damage)
+      if (std::find(broken.begin(), broken.end(), d) == broken.end()) broken.push_back(d);
+    for (const auto& [name, bytes] : a.outputs) {
+      auto marks = bench.unwritten(name, a, b);
+      if (std::find(marks.begin(), marks.end(), true) != marks.end())
+        unwritten[name] = std::move(marks);
+    }
+    if (a.outputs != b.outputs) {
+      // Poison, or chance? The same poison again tells.
+      const Run again = bench.run(Poison::kA);
+      if (again.lost.empty() && again.outputs != a.outputs) {
+        compare_runs(fixture, a, again, "bits differ from run to run", broken);
+      } else {
+        Run x = a, y = b;
+        for (const auto& [name, marks] : unwritten) {  // reported as unwritten, not here
+          const auto size = fixture.argument(name)->dtype.bits / 8u;
+          for (std::size_t i = 0; i < marks.size(); ++i)
+            if (marks[i])
+              std::copy_n(x.outputs[name].begin() + static_cast<std::ptrdiff_t>(i * size), size,
+                          y.outputs[name].begin() + static_cast<std::ptrdiff_t>(i * size));
+        }
+        compare_runs(fixture, x, y,
+                     fixture.flag("poison")
+                         ? "output depends on uninitialised memory or on unused input"
+                         : "output depends on uninitialised memory",
+                     broken);
+      }
+    }
+    for (int i = 0; i < options.repeat; ++i) {
+      const Run again = bench.run(Poison::kA);
+      if (again.lost.empty() && again.error.empty() && again.outputs == a.outputs) continue;
+      if (!again.lost.empty() || !again.error.empty()) {
+        broken.push_back("repeat " + std::to_string(i + 1) + " failed: " + again.lost +
+                         again.error);
+      } else {
+        compare_runs(fixture, a, again, "bits differ from run to run", broken);
+      }
+      break;
+    }
+  }
+  Outputs outputs = a.outputs;
+  if (written) {
+    std::erase_if(outputs, [&](const auto& entry) {
+      return std::find(written->begin(), written->end(), entry.first) == written->end();
+    });
+  }
+  r = judge_outputs(fixture, outputs, options, unwritten);
+  if (!broken.empty()) {
+    r.status = Status::kFail;
+    r.findings.insert(r.findings.begin(), broken.begin(), broken.end());
+  }
+  if (r.status == Status::kFail) r.actual = std::move(outputs);
+  r.seconds = seconds();
+  return r;
+}
+
+}  // namespace kdtr::conform

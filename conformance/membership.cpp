@@ -1,0 +1,115 @@
+#include "membership.h"
+
+#include <cmath>
+#include <map>
+
+#include "value.h"
+
+namespace kdtr::conform {
+namespace {
+
+struct Key {
+  std::int64_t slot;
+  bool visible;
+  std::string name;  // "prefix key 4093", "tree row 3"
+};
+
+class Reader {
+ public:
+  explicit Reader(const Fixture& f) : f_(f) {}
+  std::int64_t integer(const char* name, std::int64_t i) const {
+    const Argument& a = *f_.argument(name);
+    return int_from(a.dtype, bits_at(a.dtype, a.initial.data(), i));
+  }
+  std::int64_t attr(const char* name) const {
+    const auto it = f_.attrs.find(name);
+    return it == f_.attrs.end() ? 0 : std::get<std::int64_t>(it->second);
+  }
+
+ private:
+  const Fixture& f_;
+};
+
+// Every key that request r has: its prefix rows, then its tree rows.
+std::vector<Key> keys_of(const Fixture& f, std::int64_t r, std::int64_t node) {
+  const Reader read(f);
+  std::vector<Key> keys;
+  if (const Argument* table = f.argument("page_table")) {
+    const std::int64_t page = read.attr("page_size"), pages = table->shape[1];
+    for (std::int64_t t = 0; t < read.integer("prefix_len", r); ++t)
+      keys.push_back({read.integer("page_table", r * pages + t / page) * page + t % page, true,
+                      "prefix key " + std::to_string(t)});
+  }
+  if (const Argument* slots = f.argument("tree_slots")) {
+    const std::int64_t n = slots->shape[1];
+    for (std::int64_t j = 0; j < read.integer("n_nodes", r); ++j)
+      keys.push_back({read.integer("tree_slots", r * n + j),
+                      read.integer("visible", (r * n + node) * n + j) != 0,
+                      "tree row " + std::to_string(j)});
+  }
+  return keys;
+}
+
+}  // namespace
+
+std::vector<std::string> check_membership(const Fixture& f, const Outputs& outputs) {
+  std::vector<std::string> found;
+  const auto it = outputs.find("out");
+  const Argument *pool = f.argument("kv_pool"), *out = f.argument("out");
+  if (it == outputs.end() || pool == nullptr || out == nullptr || out->shape.size() != 4) return {};
+  const Reader read(f);
+  const std::int64_t R = out->shape[0], N = out->shape[1], H = out->shape[2], Dv = out->shape[3];
+  const std::int64_t D = pool->shape[1];
+  const auto names = [&](const Key& key, std::int64_t column) {
+    return float_at(pool->dtype, pool->initial.data(), key.slot * D + column) != 0;
+  };
+  for (std::int64_t r = 0; r < R; ++r) {
+    const std::int64_t nodes = read.integer("n_nodes", r);
+    if (nodes < 0 || nodes > N) continue;
+    for (std::int64_t i = 0; i < nodes && found.size() < 8; ++i) {
+      const std::vector<Key> keys = keys_of(f, r, i);
+      std::int64_t visible = 0;
+      for (const Key& key : keys) visible += key.visible ? 1 : 0;
+      // Columns whose count is off, for the first head that is wrong.
+      for (std::int64_t h = 0; h < H; ++h) {
+        std::map<std::int64_t, std::int64_t> off;
+        for (std::int64_t c = 0; c < Dv; ++c) {
+          std::int64_t want = 0;
+          for (const Key& key : keys) want += key.visible && names(key, c) ? 1 : 0;
+          const double got =
+              float_at(out->dtype, it->second.data(), ((r * N + i) * H + h) * Dv + c) *
+              static_cast<double>(visible);
+          // A dropped or a leaked key changes n as well, and so every count a little: within
+          // half a key of the exact count it is right.
+          if (!(std::fabs(got - static_cast<double>(want)) < 0.5))
+            off[c] = std::isnan(got) ? 0 : std::llround(got) - want;
+        }
+        if (off.empty()) continue;
+        const auto& [column, difference] = *off.begin();
+        std::string text = "node " + std::to_string(i) + " of request " + std::to_string(r) +
+                           ", head " + std::to_string(h) + ": column " + std::to_string(column) +
+                           " counts " + std::to_string(std::llabs(difference)) +
+                           (difference > 0 ? " keys too many" : " keys too few");
+        // The keys that would explain every wrong column.
+        std::string suspects;
+        int count = 0;
+        for (const Key& key : keys) {
+          if (key.visible != (difference < 0)) continue;
+          bool all = true;
+          for (const auto& [c, d] : off) all = all && names(key, c);
+          if (!all) continue;
+          if (++count <= 4) suspects += (suspects.empty() ? "" : ", ") + key.name;
+        }
+        if (count > 4) suspects += " and " + std::to_string(count - 4) + " more";
+        if (!suspects.empty())
+          text += difference > 0 ? "; it sees, and must not: " + suspects
+                                 : "; it misses one of: " + suspects;
+        found.push_back(text);
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace kdtr::conform
