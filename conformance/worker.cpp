@@ -1,0 +1,243 @@
+#include "worker.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+
+#include "kdtr/error.h"
+
+namespace kdtr::conform {
+namespace {
+
+int fault_fd = -1;
+
+// Async-signal-safe: no allocation, only write(2).
+void on_fault(int number, siginfo_t* info, void*) {
+  char text[160] = "!";
+  const std::size_t n =
+      explain_address(reinterpret_cast<std::uintptr_t>(info->si_addr), text + 1, sizeof text - 2);
+  if (n != 0) {
+    text[n + 1] = '\n';
+    [[maybe_unused]] const auto written = ::write(fault_fd, text, n + 2);
+  }
+  ::signal(number, SIG_DFL);
+  ::raise(number);
+}
+
+void write_all(int fd, const std::string& text) {
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) fail("worker", "write to the pipe", "success", std::strerror(errno));
+    at += static_cast<std::size_t>(n);
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> WorkerOptions::arguments() const {
+  std::vector<std::string> all{"--engine", engine, "--repeat", std::to_string(options.repeat)};
+  if (!save.empty()) all.insert(all.end(), {"--save", save});
+  return all;
+}
+
+std::string id_from_path(const std::string& path) {
+  const std::filesystem::path p(path);
+  const std::string folder = p.parent_path().filename().string();
+  return (folder.empty() ? "" : folder + "/") + p.stem().string();
+}
+
+Record judge_file(const std::string& path, EngineHost& engine, const WorkerOptions& options) {
+  try {
+    const Fixture fixture = load_fixture(path);
+    Result result = run_case(fixture, engine, options.options);
+    Record record = make_record(result, fixture.root, options.engine);
+    if (result.status == Status::kFail && !options.save.empty() && !result.actual.empty()) {
+      const std::string saved = save_actual(fixture, result, options.engine, options.save);
+      record.text += "      saved: " + saved + "\n";
+      Json::Object all = record.json.members();
+      all["saved"] = saved;
+      all["text"] = record.text;
+      record.json = std::move(all);
+    }
+    return record;
+  } catch (const Error& e) {
+    // A damaged fixture is a failing test.
+    return make_record(id_from_path(path), path, Status::kFail, e.what(), options.engine);
+  } catch (const std::exception& e) {
+    return make_record(id_from_path(path), path, Status::kInternalError, e.what(), options.engine);
+  }
+}
+
+void install_fault_handler(int out) {
+  fault_fd = out;
+  static std::byte stack[64 << 10];  // a stack overflow leaves no stack to report it on
+  stack_t alternate{};
+  alternate.ss_sp = stack;
+  alternate.ss_size = sizeof stack;
+  ::sigaltstack(&alternate, nullptr);
+  struct sigaction action{};
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  ::sigaction(SIGSEGV, &action, nullptr);
+  ::sigaction(SIGBUS, &action, nullptr);
+}
+
+int serve(const WorkerOptions& options, int out) {
+  install_fault_handler(out);
+  std::unique_ptr<EngineHost> engine;
+  try {
+    engine = load_engine(options.engine);
+    write_all(out, to_json(describe(*engine)).dump() + "\n");
+  } catch (const Error& e) {
+    write_all(out, Json(Json::Object{{"kind", "error"}, {"why", e.what()}}).dump() + "\n");
+    return 2;
+  }
+  std::string path;
+  while (std::getline(std::cin, path)) {
+    const Record record = judge_file(path, *engine, options);
+    write_all(out, record.json.dump() + "\n");
+    if (record.engine_lost) ::_exit(0);  // a sticky device error: the next case needs a new process
+  }
+  return 0;
+}
+
+void Worker::start() {
+  int to[2], from[2];
+  if (::pipe2(to, O_CLOEXEC) != 0 || ::pipe2(from, O_CLOEXEC) != 0)
+    fail("worker", "pipe", "success", std::strerror(errno));
+  std::vector<std::string> words{"kdtr-conform", "worker", "--fd", std::to_string(from[1])};
+  for (const std::string& word : options_.arguments()) words.push_back(word);
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  pid_ = ::fork();
+  if (pid_ < 0) fail("worker", "fork", "success", std::strerror(errno));
+  if (pid_ == 0) {
+    ::dup2(to[0], STDIN_FILENO);
+    ::fcntl(from[1], F_SETFD, 0);
+    ::execv("/proc/self/exe", argv.data());
+    ::_exit(127);
+  }
+  ::close(to[0]);
+  ::close(from[1]);
+  to_ = to[1];
+  from_ = from[0];
+  pending_.clear();
+}
+
+void Worker::stop() {
+  if (pid_ < 0) return;
+  ::close(to_);
+  ::close(from_);
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
+  pid_ = -1;
+}
+
+Worker::Got Worker::read_line(std::string& line) {
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                            std::chrono::duration<double>(options_.timeout));
+  while (true) {
+    if (const std::size_t end = pending_.find('\n'); end != std::string::npos) {
+      line = pending_.substr(0, end);
+      pending_.erase(0, end + 1);
+      return Got::kLine;
+    }
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    pollfd wait{from_, POLLIN, 0};
+    const int ready = ::poll(&wait, 1, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0) return Got::kTimeout;
+    char buffer[1 << 16];
+    const ssize_t n = ::read(from_, buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return Got::kEnd;
+    pending_.append(buffer, static_cast<std::size_t>(n));
+  }
+}
+
+std::string Worker::how_it_ended() {
+  int status = 0;
+  ::waitpid(pid_, &status, 0);
+  ::close(to_);
+  ::close(from_);
+  pid_ = -1;
+  if (WIFSIGNALED(status)) {
+    const char* name = ::sigabbrev_np(WTERMSIG(status));
+    return std::string("killed by SIG") + (name == nullptr ? "?" : name) + " (" +
+           ::strsignal(WTERMSIG(status)) + ")";
+  }
+  return "exited with " + std::to_string(WEXITSTATUS(status)) + " in the middle of the case";
+}
+
+EngineInfo Worker::engine() {
+  if (pid_ >= 0) return info_;
+  start();
+  std::string line;
+  switch (read_line(line)) {
+    case Got::kEnd:
+      fail(options_.engine, "loading the engine: " + how_it_ended());
+    case Got::kTimeout:
+      stop();
+      fail(options_.engine, "loading the engine",
+           "done in " + std::to_string(options_.timeout) + " s", "no answer");
+    case Got::kLine:
+      break;
+  }
+  const Json json = Json::parse(line, "worker");
+  if (json["kind"].text() != "engine") {
+    stop();
+    throw Error(json["why"].text());
+  }
+  return info_ = engine_from_json(json);
+}
+
+Record Worker::broken(const std::string& path, Status status, const std::string& why) const {
+  return make_record(id_from_path(path), path, status, why, options_.engine);
+}
+
+Record Worker::judge(const std::string& path) {
+  try {
+    engine();
+    write_all(to_, path + "\n");
+  } catch (const Error& e) {
+    stop();
+    return broken(path, Status::kInternalError, e.what());
+  }
+  std::string note, line;
+  while (true) {
+    switch (read_line(line)) {
+      case Got::kTimeout: {
+        stop();
+        char limit[32];
+        std::snprintf(limit, sizeof limit, "%g", options_.timeout);
+        return broken(path, Status::kTimeout, std::string("no answer within ") + limit + " s");
+      }
+      case Got::kEnd: {
+        const std::string how = how_it_ended();
+        return broken(path, Status::kCrash, note.empty() ? how : how + ", touching memory " + note);
+      }
+      case Got::kLine:
+        break;
+    }
+    if (line.starts_with('!')) {
+      note = line.substr(1);
+      continue;
+    }
+    Record record = from_json(Json::parse(line, "worker"));
+    if (record.engine_lost) how_it_ended();  // it left by itself
+    return record;
+  }
+}
+
+}  // namespace kdtr::conform
