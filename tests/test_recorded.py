@@ -82,7 +82,7 @@ def test_recordings_load_alike_from_the_original_files_and_from_kdtr(
     for number in (0, 14, 29):
         acts[f"s{number}_q"] = np.resize(layer, (64, 9, 576))
         acts[f"s{number}_kv"] = np.resize(layer, (2048, 576))
-    np.savez(source / "smollm2_mla_acts_fp16.npz", **acts)  # type: ignore[arg-type]  # numpy's stub reads ** as allow_pickle
+    np.savez(source / "smollm2_mla_acts_fp16.npz", **acts)
     target = tmp_path / "kdtr"
     assert len(recorded.convert(source, target)) == len(recorded.RECORDINGS)
     for name in recorded.RECORDINGS:
