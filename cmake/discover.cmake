@@ -1,5 +1,6 @@
 # Read by ctest itself. A fixture's place gives its test's name: <folder>/<op>@<version>/<case>.kdtr.
 # Nothing is opened here: a damaged file is a failing test, not a missing one.
+cmake_policy(VERSION 3.25)
 set(tiers small full)
 set(seen)
 foreach(folder tier IN ZIP_LISTS folders tiers)

@@ -108,8 +108,10 @@ std::size_t EngineHost::workspace_size(const kdtr_call* call) const {
   return bytes;
 }
 
-std::string EngineHost::run(const kdtr_call* call) {
-  return table_->run(engine_, call, memory().stream()) == KDTR_OK ? "" : last_error();
+std::string EngineHost::run(const kdtr_call* call) { return run(call, memory().stream()); }
+
+std::string EngineHost::run(const kdtr_call* call, void* stream) {
+  return table_->run(engine_, call, stream) == KDTR_OK ? "" : last_error();
 }
 
 EngineSpec resolve_engine(const std::string& spec) {

@@ -40,6 +40,7 @@ class EngineHost {
   std::size_t workspace_size(const kdtr_call* call) const;  // throws with the engine's message
   // Enqueues; "" or the engine's message. Synchronise with memory().sync().
   std::string run(const kdtr_call* call);
+  std::string run(const kdtr_call* call, void* stream);  // on the caller's stream
 
  private:
   std::string last_error() const;

@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "conformance/engine_host.h"
-#include "conformance/judge.h"
-#include "conformance/report.h"
+#include "conformance/worker.h"
 #include "kdtr/call_builder.h"
 #include "kdtr/error.h"
 #include "kdtr/tensor.h"
@@ -123,12 +122,12 @@ struct View {
     owned->managed.tensor.shape = owned->shape.data();
     owned->managed.context = owned;
     owned->managed.deleter = [](Managed* m) { delete static_cast<Owned*>(m->context); };
-    return {&owned->managed, "dltensor", [](PyObject* capsule) {
-              // A consumer renames the capsule when it takes the tensor over.
-              if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;
-              auto* m = static_cast<Managed*>(PyCapsule_GetPointer(capsule, "dltensor"));
-              m->deleter(m);
-            }};
+    return py::capsule(&owned->managed, "dltensor", [](PyObject* capsule) {
+      // A consumer renames the capsule when it takes the tensor over.
+      if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;
+      auto* m = static_cast<Managed*>(PyCapsule_GetPointer(capsule, "dltensor"));
+      m->deleter(m);
+    });
   }
 };
 
@@ -390,11 +389,9 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "judge",
           [](PyHost& e, const std::string& path, int repeat) {
-            kdtr::conform::Options options;
-            options.repeat = repeat;
-            const kdtr::conform::Fixture fixture = kdtr::conform::load_fixture(path);
-            return kdtr::conform::to_json(kdtr::conform::run_case(fixture, e.host(), options))
-                .dump();
+            kdtr::conform::WorkerOptions options;
+            options.options.repeat = repeat;
+            return kdtr::conform::judge_file(path, e.host(), options).json.dump();
           },
           py::arg("path"), py::arg("repeat") = 0);
 }
