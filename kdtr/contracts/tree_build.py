@@ -57,9 +57,9 @@ CONTRACT = Contract(
         ),
         Tensor("prefix_len", ("i32",), ("R",), "Tokens before the root: its position."),
         Tensor("n_nodes", ("i32",), ("R",), "Nodes, the root included.", "out", "E"),
-        Tensor("tokens", ("i32",), ("R", "budget+1"), "Token of each node, in pop order.", "out", "E"),
+        Tensor("tokens", ("i32",), ("R", "budget+1"), "Token of each node, pop order.", "out", "E"),
         Tensor("depths", ("i32",), ("R", "budget+1"), "Edges from the root; root 0.", "out", "E"),
-        Tensor("parents", ("i32",), ("R", "budget+1"), "Node index of the parent; root -1.", "out", "E"),
+        Tensor("parents", ("i32",), ("R", "budget+1"), "Index of the parent; root -1.", "out", "E"),
         Tensor(
             "positions",
             ("i32",),
