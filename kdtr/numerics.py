@@ -8,6 +8,7 @@ dot products change in the last bit from one CPU to the next.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -193,3 +194,165 @@ def _round_mantissa(x: Any, bits: int, min_exponent: int) -> F64:
     unit = np.maximum(e - bits, min_exponent - bits + 1)
     y: F64 = np.ldexp(np.rint(np.ldexp(np.where(np.isfinite(x), x, 0.0), -unit)), unit)
     return np.where(np.isfinite(x), y, x)
+
+
+# pi/2 in three parts of 33 bits: n * part is exact for n < 2^20.
+_PIO2 = (
+    float.fromhex("0x1.921fb54400000p+0"),
+    float.fromhex("0x1.0b4611a600000p-34"),
+    float.fromhex("0x1.3198a2e037073p-69"),
+)
+_SIN = [1.0]
+_COS = [1.0]
+for _n in range(1, 10):
+    _SIN.append(-_SIN[-1] / ((2 * _n) * (2 * _n + 1)))
+    _COS.append(-_COS[-1] / ((2 * _n - 1) * (2 * _n)))
+
+
+def sincos(x: Any) -> tuple[F64, F64]:
+    """Sine and cosine, elementwise, within 2^-52 absolute, for |x| < 2^20 given in f32 values.
+
+    Cody-Waite reduction by pi/2 in three parts, then Taylor polynomials on |r| <= pi/4.
+    Raises ContractError for an argument out of range: the reduction would lose bits silently.
+    """
+    x = np.asarray(x, np.float64)
+    if not np.all(np.abs(x) < 2.0**20):
+        raise ContractError("sincos", "argument", "|x| < 2^20", float(np.max(np.abs(x))))
+    n = np.rint(x * (2.0 / np.pi))
+    r = ((x - n * _PIO2[0]) - n * _PIO2[1]) - n * _PIO2[2]
+    z = r * r
+    s, c = np.zeros_like(r), np.zeros_like(r)
+    for a, b in zip(reversed(_SIN), reversed(_COS), strict=True):
+        s, c = s * z + a, c * z + b
+    s = s * r
+    quadrant = n.astype(np.int64) & 3
+    swap, sin_negative, cos_negative = quadrant & 1, quadrant & 2, (quadrant + 1) & 2
+    sin, cos = np.where(swap == 1, c, s), np.where(swap == 1, s, c)
+    return np.where(sin_negative > 0, -sin, sin), np.where(cos_negative > 0, -cos, cos)
+
+
+def sigmoid(x: Any) -> F64:
+    """1 / (1 + e^-x), elementwise, within 4 ulp."""
+    return np.asarray(1.0 / (1.0 + exp(-np.asarray(x, np.float64))))
+
+
+def finite_rows(x: F64) -> NDArray[np.bool_]:
+    """Whether each row of x [T, ...] is finite."""
+    return np.asarray(np.isfinite(x).all(axis=tuple(range(1, x.ndim))))
+
+
+# Error bounds of f32 arithmetic, carried beside the exact values.
+
+UNIT_F32, UNIT_F16, UNIT_BF16 = 2.0**-24, 2.0**-11, 2.0**-8
+TINY_F32 = 2.0**-126  # flush to zero is legal in every profile
+
+
+def unit(dtype: str) -> float:
+    """Unit roundoff of "f64", "f32", "f16" or "bf16" (half the spacing at 1)."""
+    return {"f64": 2.0**-53, "f32": UNIT_F32, "f16": UNIT_F16, "bf16": UNIT_BF16}[dtype]
+
+
+def stored(profile: str) -> str:
+    """The dtype of the outputs of an f32-accumulating profile: "f32", "bf16_f32acc", ..."""
+    return profile.removesuffix("_f32acc")
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Exact values of a computation that a kernel does in f32, and bounds of the kernel's error.
+
+    `hard` is the worst case to first order. `gate` is three standard deviations of the errors
+    that are independent from one element to the next; `common` is a relative error that a whole
+    row shares (a norm's factor), so that it passes a linear map unchanged instead of averaging
+    out. All have the shape of `value` but `common`, which has a last axis of 1.
+    """
+
+    value: F64
+    hard: F64
+    gate: F64
+    common: F64
+
+    def budget(self, dtype: str = "f32") -> tuple[F64, F64]:
+        """(gate, hard) of an output stored as `dtype`: the bounds and one rounding to it."""
+        store = unit(dtype) * np.abs(self.value) + (2.0**-24 if dtype == "f16" else TINY_F32)
+        hard = self.hard + store
+        return np.minimum(self.gate + self.common * np.abs(self.value) + store, hard), hard
+
+    def reshape(self, *shape: int) -> Rounded:
+        """Split or join the last axes; the rows that share `common` must stay rows."""
+        common = self.common
+        while common.ndim < len(shape):
+            common = common[..., None, :]
+        return Rounded(
+            self.value.reshape(shape), self.hard.reshape(shape), self.gate.reshape(shape), common
+        )
+
+    def __getitem__(self, index: Any) -> Rounded:
+        return Rounded(self.value[index], self.hard[index], self.gate[index], self.common)
+
+
+def exact(x: F64) -> Rounded:
+    """Inputs of a computation: no error yet."""
+    return Rounded(x, np.zeros_like(x), np.zeros_like(x), np.zeros((*x.shape[:-1], 1)))
+
+
+def linear(x: Rounded, w: F64) -> Rounded:
+    """x [..., K] times w [N, K] transposed, summed over K in any order, with or without FMA.
+
+    hard: K u sum|x w| + sum|w| hard(x). gate: 3u (sqrt(K/3) |y| + sqrt(K/2) ||x w||2), in
+    quadrature with ||w gate(x)||2. Sums here run in one fixed order, so the bits are stable.
+    """
+    k = w.shape[-1]
+    rows = int(np.prod(x.value.shape[:-1], dtype=np.int64))
+    value, hard, gate = (np.zeros((rows, w.shape[0])) for _ in range(3))
+    xs, hs, gs = (a.reshape(rows, k) for a in (x.value, x.hard, x.gate))
+    w_abs, w_sq = np.abs(w), w * w
+    for r in range(rows):
+        terms = xs[r] * w
+        value[r] = y = total(terms)
+        hard[r] = k * UNIT_F32 * total(np.abs(terms)) + total(hs[r] * w_abs)
+        own = np.sqrt(k / 3) * np.abs(y) + np.sqrt(k / 2 * total(terms * terms))
+        gate[r] = np.sqrt((3 * UNIT_F32 * own) ** 2 + total(gs[r] * gs[r] * w_sq))
+    shape = (*x.value.shape[:-1], w.shape[0])
+    return Rounded(value.reshape(shape), hard.reshape(shape), gate.reshape(shape), x.common)
+
+
+def rms_scaled(x: Rounded, w: F64, eps: float) -> Rounded:
+    """w * (x / sqrt(mean(x^2) + eps)) over the last axis, eps inside the root.
+
+    The factor's own error (N squares and sums, a reciprocal root within 2 ulp) is common to the
+    row; the two products round each element.
+    """
+    n = max(x.value.shape[-1], 1)
+    square = x.value * x.value
+    ss = total(square)[..., None]
+    r = 1.0 / np.sqrt(ss / n + eps)
+    part = (ss / n) * r * r
+    y = w * (x.value * r)
+    spread = np.sqrt(total(square * square))[..., None] / np.where(ss > 0, ss, 1.0)
+    own_hard = ((n + 2) / 2 * part + 5) * UNIT_F32
+    own_gate = 3 * UNIT_F32 * part * (np.sqrt(n / 3) + np.sqrt(n / 2) * spread) / 2 + 5 * UNIT_F32
+    moved_hard = np.abs(x.value) * r**3 * total(np.abs(x.value) * x.hard)[..., None] / n
+    moved_gate = r * r * np.sqrt(total(square * x.gate * x.gate))[..., None] / n
+    hard = np.abs(w) * (r * x.hard + moved_hard) + np.abs(y) * (own_hard + 2 * UNIT_F32)
+    gate = np.abs(w) * r * x.gate + 2 * UNIT_F32 * np.abs(y)
+    return Rounded(y, hard, gate, own_gate + moved_gate + x.common * eps * r * r)
+
+
+def sigmoid_error(x: F64) -> F64:
+    """Relative error of an f32 sigmoid: e^-x through exp2 (2|x|u + 4u), an add and a divide."""
+    x = np.where(np.isfinite(x), x, 0.0)  # 0 and 1 are exact
+    return ((2 * np.abs(x) + 4) * (1.0 - sigmoid(x)) + 3) * UNIT_F32
+
+
+def swiglu(gate: Rounded, up: Rounded) -> Rounded:
+    """silu(gate) * up, elementwise, each product rounded."""
+    g, s = gate.value, sigmoid(gate.value)
+    slope, y = s * (1.0 + g * (1.0 - s)), g * s * up.value
+    own = np.abs(y) * (sigmoid_error(g) + 2 * UNIT_F32) + TINY_F32 * (1.0 + np.abs(g * up.value))
+
+    def moved(dg: F64, du: F64) -> tuple[F64, F64]:
+        return np.abs(slope * up.value) * dg, np.abs(g * s) * du
+
+    (hg, hu), (sg, su) = moved(gate.hard, up.hard), moved(gate.gate, up.gate)
+    return Rounded(y, own + hg + hu, np.sqrt(own**2 + sg**2 + su**2), gate.common)

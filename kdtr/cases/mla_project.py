@@ -1,0 +1,202 @@
+"""Cases of `mla_project@1`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdtr import numerics as nx
+from kdtr.case import Arrays, Attrs, Case, Reference
+from kdtr.cases.rope import frequencies
+from kdtr.reference.mla_project import Convention, reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+Array = NDArray[Any]
+WEIGHTS = ("q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b")
+BF16 = dict.fromkeys(WEIGHTS, "bf16")
+
+
+def layer(
+    seed: int,
+    positions: tuple[int, ...],
+    *,
+    d: int = 64,
+    q: int = 48,
+    h: int = 3,
+    n: int = 16,
+    f: int = 4,
+    c: int = 32,
+    v: int = 8,
+    latent_scale: float = 0.125,
+    cut: Callable[[Any], Array] = nx.round_f32,
+) -> dict[str, Array]:
+    """One layer's weights and one token for each position. v differs from n on purpose."""
+    t = len(positions)
+
+    def w(k: int, shape: tuple[int, ...], scale: float, at: float = 0.0) -> Array:
+        return cut(nx.normal(seed + k, shape, 24, scale) + at)
+
+    return {
+        "x": nx.normal(seed, (t, d), 18),
+        "positions": np.array(positions, np.int32),
+        "inv_freq": frequencies(f, 4.0, 0, f // 2),
+        "q_a": w(1, (q, d), latent_scale),
+        "q_a_norm": w(2, (q,), 0.2, 1.0),
+        "q_b": w(3, (h * (n + 2 * f), q), 0.25),
+        "kv_a": w(4, (c + 2 * f, d), latent_scale),
+        "kv_a_norm": w(5, (c,), 0.2, 1.0),
+        "kv_b": w(6, (h, n + v, c), 0.25),
+    }
+
+
+def _bad_tokens() -> dict[str, Array]:
+    x = layer(20, (4, -1, 6, 7, 100))
+    x["x"][2, 63], x["x"][3, 0] = np.nan, np.inf
+    return x
+
+
+def _wrong(how: Convention, inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    out = reference(inputs, attrs, profile, how=how)
+    return {name: out[name] for name in ("q", "kv")}
+
+
+def _model_eps(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return _wrong(Convention(eps=10 * float(attrs["eps"])), inputs, attrs, profile)
+
+
+def _other_store(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    store = "halves" if attrs["store"] == "interleaved" else "interleaved"
+    return _wrong(Convention(), inputs, {**attrs, "store": store}, profile)
+
+
+WRONG: Mapping[str, Reference] = {
+    "half_pairs": partial(_wrong, Convention(half_pairs=True)),
+    "opposite_sign": partial(_wrong, Convention(rope_sign=-1.0)),
+    "rope_before_latent": partial(_wrong, Convention(rope_first=True)),
+    "value_rows_absorbed": partial(_wrong, Convention(value_rows=True)),
+    "no_latent_norms": partial(_wrong, Convention(norms=False)),
+    "model_eps": _model_eps,
+    "other_store": _other_store,
+}
+
+
+def _case(
+    name: str,
+    catches: str,
+    inputs: Callable[[], Arrays],
+    *,
+    eps: float = 1e-6,
+    rope_scale: float = 1.0,
+    store: str = "halves",
+    **rest: Any,
+) -> Case:
+    attrs: Attrs = {"eps": eps, "rope_scale": rope_scale, "store": store}
+    return Case(name, catches, inputs, attrs, profile="f32", **rest)
+
+
+def cases() -> Iterator[Case]:
+    """Both stores, small latents, far positions, one head, odd sizes, bf16 weights, failures."""
+    for store, seed in (("halves", 1), ("interleaved", 2)):
+        yield _case(
+            f"store_{store}",
+            "Rope pairs, direction or store order; latent and rope exchanged; "
+            "key and value rows of kv_b exchanged; a norm left out.",
+            partial(layer, seed * 10, (1, 2, 3, 100)),
+            store=store,
+            family="random",
+            seed=seed * 10,
+            wrong=(
+                "half_pairs",
+                "opposite_sign",
+                "rope_before_latent",
+                "value_rows_absorbed",
+                "no_latent_norms",
+                "other_store",
+            ),
+            kills=(
+                "no_q_norm",
+                "no_kv_norm",
+                "half_pairs",
+                "sign",
+                "other_store",
+                "rope_first",
+                "value_rows",
+                "key_unrotated",
+                "query_unrotated",
+                "position_zero",
+                "head_zero",
+                "keys_transposed",
+                "rope_before_nope",
+                "norm_over_row",
+            ),
+        )
+    yield _case(
+        "latent_variance_near_eps",
+        "The model's eps used for the latent norms: their variance is near 1e-5.",
+        partial(layer, 30, (5, 6, 7), latent_scale=2.0**-11),
+        family="scaled",
+        seed=30,
+        wrong=("model_eps",),
+        kills=("other_eps",),
+    )
+    yield _case(
+        "far_positions",
+        "Positions to the end of the context.",
+        partial(layer, 40, (0, 1, 2, 50000, 131071, 163839)),
+        family="extreme",
+        seed=40,
+        kills=("position_zero", "key_unrotated", "query_unrotated"),
+    )
+    yield _case(
+        "factor_on_cos_and_sin",
+        "YaRN's factor on cos and sin dropped.",
+        partial(layer, 50, (0, 9)),
+        rope_scale=float.fromhex("0x1.6a7efap+0"),
+        family="random",
+        seed=50,
+        kills=("no_rope_scale",),
+    )
+    yield _case(
+        "one_head_odd_sizes",
+        "Sizes off every tile; one head.",
+        partial(layer, 60, (3, 8, 11), d=37, q=21, h=1, n=7, f=3, c=19, v=11),
+        family="random",
+        seed=60,
+        kills=("keys_transposed", "value_rows"),
+    )
+    yield _case(
+        "wide_heads",
+        "A prefix of real proportions: 128 nope, 64 rope, 128 value rows.",
+        partial(layer, 70, (12345,), d=48, q=24, h=2, n=128, f=32, c=64, v=128),
+        family="random",
+        seed=70,
+        kills=("value_rows", "head_zero"),
+    )
+    yield _case(
+        "bf16_weights",
+        "bf16 weights read in another type, or rows rounded to match them.",
+        partial(layer, 80, (17, 18, 1900), cut=nx.round_bf16),
+        dtypes=BF16,
+        family="random",
+        seed=80,
+        kills=("no_kv_norm", "rope_first"),
+    )
+    yield _case(
+        "bad_tokens",
+        "A negative position, NaN or infinity that reaches other tokens.",
+        _bad_tokens,
+        family="extreme",
+        seed=20,
+        kills=("keeps_bad_rows",),
+    )
+    yield _case(
+        "no_tokens",
+        "A launch with an empty grid.",
+        partial(layer, 90, ()),
+        null_ok="no tokens: nothing is written",
+    )

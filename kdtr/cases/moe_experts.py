@@ -1,0 +1,319 @@
+"""Cases of `moe_experts@1`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdtr import numerics as nx
+from kdtr.case import Arrays, Attrs, Case, Reference
+from kdtr.reference.moe_experts import Convention, reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+Array = NDArray[Any]
+NAMES = ("gate", "up", "down")
+
+
+def tokens(seed: int, t: int, d: int, k: int, e: int) -> dict[str, Array]:
+    """Random tokens with k distinct experts each, weights that sum to about 2.5."""
+    order = np.argsort(nx.normal(seed + 1, (t, e), 40), axis=1, kind="stable")
+    return {
+        "x": nx.normal(seed, (t, d), 18),
+        "ids": order[:, :k].astype(np.int32),
+        "weights": (nx.integers(seed + 2, (t, k), 64, 256) / 256.0),
+    }
+
+
+def dense(
+    seed: int,
+    t: int,
+    d: int,
+    i: int,
+    e: int,
+    k: int,
+    *,
+    shared: int = 0,
+    residual: bool = False,
+    cut: Callable[[Any], Array] = nx.round_f32,
+) -> dict[str, Array]:
+    """Tokens, dense experts of hidden size i, a shared expert of size `shared`, a residual."""
+    x = tokens(seed, t, d, k, e)
+    shapes = {"gate": (e, i, d), "up": (e, i, d), "down": (e, d, i)}
+    for n, name in enumerate(NAMES):
+        x[name] = cut(nx.normal(seed + 3 + n, shapes[name], 18, 0.25))
+    if shared:
+        for n, name in enumerate(NAMES):
+            shape = (d, shared) if name == "down" else (shared, d)
+            x[f"shared_{name}"] = cut(nx.normal(seed + 6 + n, shape, 18, 0.25))
+    if residual:
+        x["residual"] = nx.normal(seed + 9, (t, d), 18)
+    return x
+
+
+def words(codes: NDArray[np.int64]) -> NDArray[np.int32]:
+    """int4 codes 0..15 [..., n] to words [..., n/8], lowest nibble first."""
+    lanes = codes.reshape(*codes.shape[:-1], -1, 8) << (4 * np.arange(8))
+    packed: NDArray[np.int32] = lanes.sum(axis=-1).astype(np.uint32).view(np.int32)
+    return packed
+
+
+def powers(seed: int, shape: tuple[int, ...], spread: int = 5) -> Array:
+    """Distinct neighbouring powers of two: scales that tell group, row and expert apart."""
+    index = np.arange(int(np.prod(shape))).reshape(shape)
+    exponent = (index * 3 + seed + index // shape[-1]) % spread - 6
+    return np.asarray(np.ldexp(1.0, exponent))
+
+
+def mantissas(seed: int, shape: tuple[int, ...]) -> Array:
+    """Scales near 2^-5 with full bf16 mantissas, so that a product of int4 and scale rounds."""
+    return np.asarray(np.ldexp(129.0 + 2.0 * nx.integers(seed, shape, 0, 63), -13))
+
+
+def packed(
+    seed: int,
+    t: int,
+    d: int,
+    i: int,
+    e: int,
+    k: int,
+    group: int,
+    *,
+    shared: int = 0,
+    scales: Callable[[int, tuple[int, ...]], Array] = powers,
+) -> dict[str, Array]:
+    """Tokens and int4 experts with random codes."""
+    x = tokens(seed, t, d, k, e)
+    shapes = {"gate": (e, i, d), "up": (e, i, d), "down": (e, d, i)}
+    for n, name in enumerate(NAMES):
+        *head, cols = shapes[name]
+        x[f"{name}_packed"] = words(nx.integers(seed + 3 + n, shapes[name], 0, 16))
+        x[f"{name}_scale"] = scales(seed + n, (*head, cols // group))
+    if shared:
+        other = dense(seed + 20, t, d, 1, 1, 1, shared=shared)
+        x |= {name: other[name] for name in other if name.startswith("shared")}
+    return x
+
+
+def _all_codes() -> dict[str, Array]:
+    """One-hot tokens pick single columns; the rows have all 16 codes in all 8 lanes."""
+    d = i = 64
+    x = packed(30, d, d, i, 1, 1, 32)
+    x["x"] = np.eye(d) * 2.0
+    x["ids"], x["weights"] = np.zeros((d, 1), np.int32), np.ones((d, 1))
+    column = np.arange(d)
+    codes = (column // 8 + 3 * (column % 8) + column[:, None]) % 16
+    for name in NAMES:
+        x[f"{name}_packed"] = words(codes.astype(np.int64))[None]
+    return x
+
+
+def _pads() -> dict[str, Array]:
+    x = dense(31, 5, 32, 24, 4, 3)
+    x["ids"][0, 1] = x["ids"][2, 0] = -1
+    x["ids"][3] = -1
+    for name in NAMES:  # expert 3 is named by nobody
+        x[name][3] = 2.0**100
+    x["ids"][x["ids"] == 3] = -1
+    return x
+
+
+def _bad_tokens() -> dict[str, Array]:
+    x = dense(32, 7, 16, 8, 3, 2, residual=True)
+    x["x"][1, 15], x["weights"][2, 1], x["residual"][3, 0] = np.nan, np.inf, -np.inf
+    x["ids"][4, 1], x["ids"][5, 0] = 3, -2
+    return x
+
+
+def _shared_only() -> dict[str, Array]:
+    x = dense(33, 3, 32, 8, 2, 2, shared=48)
+    x["ids"][:] = -1
+    return x
+
+
+def _wrong(how: Convention, inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"out": nx.round_f32(reference(inputs, attrs, profile, how=how)["out"])}
+
+
+def _other_rounding(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return _wrong(Convention(round_weights=attrs["format"] == "w4_exact"), inputs, attrs, profile)
+
+
+WRONG: Mapping[str, Reference] = {
+    "gate_up_swapped": partial(_wrong, Convention(gate_up_swapped=True)),
+    "unweighted": partial(_wrong, Convention(weighted=False)),
+    "no_shared": partial(_wrong, Convention(shared=False)),
+    "shared_divided_by_scaling": partial(_wrong, Convention(shared_factor=0.4)),
+    "high_nibble_first": partial(_wrong, Convention(high_nibble_first=True)),
+    "twos_complement": partial(_wrong, Convention(twos_complement=True)),
+    "scale_of_next_group": partial(_wrong, Convention(scale_shift=1)),
+    "other_rounding": _other_rounding,
+}
+
+
+def _case(
+    name: str,
+    catches: str,
+    inputs: Callable[[], Arrays],
+    *,
+    form: str = "dense",
+    group: int = 0,
+    **rest: Any,
+) -> Case:
+    attrs: Attrs = {"format": form, "group": group}
+    return Case(name, catches, inputs, attrs, profile="f32", **rest)
+
+
+BF16 = dict.fromkeys((*NAMES, *(f"shared_{n}" for n in NAMES)), "bf16")
+
+
+def cases() -> Iterator[Case]:
+    """Dense and int4 experts: every code in every lane, scales that tell groups apart, pads."""
+    yield _case(
+        "routed_shared_residual",
+        "Experts, weights, shared expert or residual mixed up.",
+        partial(dense, 1, 6, 64, 40, 5, 3, shared=56, residual=True),
+        family="random",
+        seed=1,
+        wrong=("gate_up_swapped", "unweighted", "no_shared", "shared_divided_by_scaling"),
+        kills=(
+            "gate_up_swapped",
+            "no_weights",
+            "weights_shifted",
+            "no_shared",
+            "shared_scaled",
+            "no_residual",
+            "token_zero_only",
+            "last_expert_missing",
+            "no_activation",
+        ),
+    )
+    yield _case(
+        "routed_only",
+        "A shared expert or residual that the call does not have.",
+        partial(dense, 2, 4, 32, 24, 4, 2),
+        family="random",
+        seed=2,
+        kills=("gate_up_swapped", "no_weights", "last_hidden_dropped"),
+    )
+    yield _case(
+        "shared_only",
+        "A shared expert scaled by 1 / routed scaling, where nothing else shows.",
+        _shared_only,
+        family="random",
+        seed=33,
+        wrong=("shared_divided_by_scaling",),
+        kills=("no_shared", "shared_scaled", "expert_zero_for_pad"),
+    )
+    yield _case(
+        "pads_and_unnamed_experts",
+        "Expert 0 run for an id of -1; an expert that nobody named.",
+        _pads,
+        family="needle",
+        seed=31,
+        kills=("expert_zero_for_pad",),
+    )
+    yield _case(
+        "odd_sizes",
+        "Sizes off every vector width.",
+        partial(dense, 3, 3, 37, 23, 3, 2, shared=5),
+        family="random",
+        seed=3,
+        kills=("last_hidden_dropped", "last_expert_missing"),
+    )
+    yield _case(
+        "tokens_on_one_expert",
+        "A scatter that keeps only the first token of an expert.",
+        lambda: {**dense(4, 9, 24, 16, 2, 1), "ids": np.ones((9, 1), np.int32)},
+        family="random",
+        seed=4,
+        kills=("token_zero_only", "last_expert_missing"),
+    )
+    yield _case(
+        "bf16_weights",
+        "bf16 weights read in another type.",
+        partial(dense, 5, 4, 48, 32, 4, 2, shared=32, residual=True, cut=nx.round_bf16),
+        dtypes=BF16,
+        family="random",
+        seed=5,
+        kills=("gate_up_swapped", "no_shared"),
+    )
+    yield _case(
+        "bad_tokens",
+        "A bad id, NaN or infinity in one token, seen in others or read as an id.",
+        _bad_tokens,
+        family="extreme",
+        seed=32,
+        kills=("keeps_bad_rows",),
+    )
+    yield _case(
+        "int4_all_codes_all_lanes",
+        "Nibble order, sign or offset: one-hot tokens pick single weights of gate and up.",
+        _all_codes,
+        form="w4_exact",
+        group=32,
+        family="needle",
+        seed=30,
+        wrong=("high_nibble_first", "twos_complement"),
+        kills=("high_nibble_first", "twos_complement", "offset_missing"),
+    )
+    for group in (32, 64, 128):
+        yield _case(
+            f"int4_group_{group}",
+            "The scale of another group, row or expert.",
+            partial(packed, 40 + group, 3, 256, 128, 3, 2, group),
+            form="w4_exact",
+            group=group,
+            family="scaled",
+            seed=40 + group,
+            wrong=("scale_of_next_group",),
+            kills=(
+                "scale_of_next_group",
+                "scale_of_first_group",
+                "scale_of_first_expert",
+                "scale_transposed",
+            ),
+        )
+    yield _case(
+        "int4_one_group",
+        "A row of a single group, and rows not a multiple of 256.",
+        partial(packed, 50, 4, 32, 32, 4, 2, 32, shared=24),
+        form="w4_exact",
+        group=32,
+        family="scaled",
+        seed=50,
+        kills=("scale_of_first_expert", "high_nibble_first"),
+    )
+    yield _case(
+        "int4_rows_of_96",
+        "Three groups a row: no power of two.",
+        partial(packed, 51, 4, 96, 160, 2, 1, 32),
+        form="w4_bf16",
+        group=32,
+        family="scaled",
+        seed=51,
+        kills=("scale_of_first_group", "scale_of_next_group"),
+    )
+    for form, seed in (("w4_exact", 60), ("w4_bf16", 61)):
+        yield _case(
+            f"int4_{form[3:]}_products",
+            "Dequantised weights rounded when they should not be, or "
+            "kept when they should be rounded.",
+            partial(packed, seed, 3, 64, 64, 2, 2, 32, scales=mantissas),
+            form=form,
+            group=32,
+            family="random",
+            seed=seed,
+            wrong=("other_rounding",),
+            kills=("other_rounding",),
+        )
+    yield _case(
+        "no_tokens",
+        "A launch with an empty grid.",
+        partial(dense, 6, 0, 16, 8, 2, 1),
+        null_ok="no tokens: nothing is written",
+    )

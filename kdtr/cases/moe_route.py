@@ -1,0 +1,365 @@
+"""Cases of `moe_route@1`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdtr import numerics as nx
+from kdtr.case import Arrays, Attrs, Case, Reference
+from kdtr.reference.moe_route import Convention, reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+Array = NDArray[Any]
+INF, NAN = np.inf, np.nan
+
+
+def spread(seed: int, t: int, e: int) -> dict[str, Array]:
+    """Logits whose scores are well apart: a random permutation of a ladder for each token.
+
+    The ladder steps by 2^-6 (more for few experts), so that no f32 rounding reorders anything.
+    """
+    step = max(2.0**-6, np.ldexp(np.rint(np.ldexp(4.0 / e, 8)), -8))
+    order = np.argsort(nx.normal(seed, (t, e), 40), axis=1, kind="stable")
+    jitter = nx.integers(seed + 1, (t, e), 0, 64) * 2.0**-14
+    return {"logits": (order - e / 2) * step + jitter, "bias": np.zeros(e)}
+
+
+def biased(seed: int, t: int, e: int, shift: float = 0.0) -> dict[str, Array]:
+    """`spread` with a bias of up to 0.25 either way, and `shift` added to all of it."""
+    x = spread(seed, t, e)
+    x["bias"] = nx.round_f32(nx.integers(seed + 2, (e,), -64, 65) / 256.0 + shift)
+    return x
+
+
+def _ties() -> dict[str, Array]:
+    """16 experts, 4 groups: whole groups alike, then all alike, then pairs alike."""
+    x = {"logits": np.zeros((4, 16)), "bias": np.zeros(16)}
+    x["logits"][0, [5, 9, 13]] = 1.0  # three groups tie
+    x["logits"][2, 8:] = 0.5
+    x["logits"][3, [3, 7]] = 2.0
+    x["logits"][3, [2, 6, 10]] = 1.0
+    return x
+
+
+def _near_seven() -> dict[str, Array]:
+    e = 384
+    x = spread(31, 4, e)
+    rank = np.argsort(np.argsort(nx.normal(33, (e,), 40), kind="stable"), kind="stable")
+    x["logits"] = np.tile(np.where(rank % 2 == 0, 0.25, 0.2490234375), (4, 1))
+    x["logits"] += np.array([0.0, 1.0, -1.0, 2.0])[:, None]
+    x["bias"] = nx.round_f32(6.8 + rank * 1e-3)
+    return x
+
+
+def _all_but_one(groups_first: bool) -> dict[str, Array]:
+    x = spread(40, 3, 16)
+    x["bias"] = np.full(16, -INF)
+    x["bias"][1 if groups_first else 13] = 0.5
+    return x
+
+
+def _banned() -> dict[str, Array]:
+    x = biased(41, 5, 32)
+    x["bias"][::3] = -INF
+    return x
+
+
+def _nan_row() -> dict[str, Array]:
+    x = biased(42, 5, 16)
+    x["logits"][1, 15], x["logits"][4, 0] = NAN, NAN
+    return x
+
+
+def _bad_bias(value: float) -> dict[str, Array]:
+    x = biased(43, 3, 16)
+    x["bias"][3] = value
+    return x
+
+
+def _infinite_logits() -> dict[str, Array]:
+    x = spread(44, 2, 16)
+    x["logits"][0, 2], x["logits"][1, 7] = INF, -INF
+    return x
+
+
+def _wrong(how: Convention, inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    out = reference(inputs, attrs, profile, how=how)
+    return {name: out[name] for name in ("ids", "weights", "status")}
+
+
+WRONG: Mapping[str, Reference] = {
+    name: partial(_wrong, how)
+    for name, how in {
+        "group_mask_zero": Convention(mask=0.0),
+        "bias_in_weight": Convention(weights="choices"),
+        "no_bias": Convention(biased=False),
+        "group_score_max": Convention(group_score="max"),
+        "group_score_unbiased": Convention(group_score="unbiased"),
+        "no_groups": Convention(grouped=False),
+        "scale_twice": Convention(applied=2),
+        "no_scale": Convention(applied=0),
+        "not_renormalised": Convention(renormalize=False),
+        "bias_in_bf16": Convention(bias_dtype="bf16"),
+    }.items()
+}
+
+
+def _case(
+    name: str,
+    catches: str,
+    inputs: Callable[[], Arrays],
+    *,
+    groups: int = 1,
+    kept: int = 1,
+    k: int = 4,
+    renormalize: bool = True,
+    scale: float = 2.5,
+    **rest: Any,
+) -> Case:
+    attrs: Attrs = {
+        "n_group": groups,
+        "topk_group": kept,
+        "top_k": k,
+        "renormalize": renormalize,
+        "scale": scale,
+    }
+    return Case(name, catches, inputs, attrs, profile="f32", **rest)
+
+
+def cases() -> Iterator[Case]:
+    """Ties, negative choices, biases near 7, bans, NaN rows, 384 experts, all groupings."""
+    yield _case(
+        "four_groups",
+        "Groups ignored, scored by their best choice or without bias.",
+        partial(biased, 1, 24, 16),
+        groups=4,
+        kept=2,
+        family="random",
+        seed=1,
+        wrong=("no_groups", "group_score_max", "group_score_unbiased", "no_bias", "bias_in_weight"),
+        kills=(
+            "no_bias",
+            "bias_in_weight",
+            "group_max",
+            "group_unbiased",
+            "no_groups",
+            "scale_twice",
+            "no_scale",
+            "renorm_never",
+            "unsorted",
+            "softmax",
+            "sum_of_all",
+            "one_group_less",
+        ),
+    )
+    yield _case(
+        "negative_choices",
+        "Masked groups at 0.0, which beat negative choices; a maximum that starts at 0 or at -1.",
+        partial(biased, 2, 24, 16, -3.0),
+        groups=4,
+        kept=2,
+        family="random",
+        seed=2,
+        wrong=("group_mask_zero",),
+        kills=("mask_zero", "init_minus_one", "init_zero"),
+    )
+    yield _case(
+        "negative_above_minus_one",
+        "Masked groups at 0.0 where choices lie between -1 and 0.",
+        partial(biased, 3, 16, 32, -1.3),
+        groups=8,
+        kept=4,
+        k=8,
+        family="random",
+        seed=3,
+        wrong=("group_mask_zero",),
+        kills=("mask_zero", "init_zero"),
+    )
+    yield _case(
+        "ties_between_experts_and_groups",
+        "Ties given to the higher id, among experts, among groups, and at both edges.",
+        _ties,
+        groups=4,
+        kept=2,
+        k=5,
+        family="tie",
+        kills=("last_wins", "group_last_wins"),
+    )
+    yield _case(
+        "all_equal_one_group",
+        "Ties of all 384 experts.",
+        lambda: {"logits": np.full((2, 384), 0.5), "bias": np.full(384, -0.25)},
+        k=8,
+        family="tie",
+        kills=("last_wins",),
+    )
+    yield _case(
+        "bias_near_seven",
+        "A bias in bf16: steps of 0.001 near 7 vanish.",
+        _near_seven,
+        k=8,
+        scale=2.827,
+        family="scaled",
+        seed=31,
+        wrong=("bias_in_bf16", "no_bias"),
+        kills=("bias_bf16", "no_bias"),
+    )
+    yield _case(
+        "all_banned_but_one",
+        "The one candidate repeated, or a banned expert taken, when top_k exceeds the candidates.",
+        partial(_all_but_one, True),
+        k=3,
+        family="extreme",
+        seed=40,
+        kills=("duplicates",),
+    )
+    yield _case(
+        "all_banned_but_one_grouped",
+        "Groups with fewer than two finite choices score -inf and are kept by their low id alone.",
+        partial(_all_but_one, True),
+        groups=4,
+        kept=2,
+        k=3,
+        family="extreme",
+        seed=40,
+        kills=("duplicates",),
+    )
+    yield _case(
+        "a_third_banned",
+        "Banned experts that come back through the group mask.",
+        _banned,
+        groups=4,
+        kept=3,
+        k=6,
+        family="extreme",
+        seed=41,
+        kills=("no_groups",),
+    )
+    yield _case(
+        "nan_row",
+        "A NaN logit that reaches other tokens, or is taken as a number.",
+        _nan_row,
+        groups=4,
+        kept=2,
+        family="extreme",
+        seed=42,
+        kills=("nan_ignored",),
+    )
+    for name, value in (("nan", NAN), ("plus_inf", INF)):
+        yield _case(
+            f"bias_{name}",
+            "A bias that no order can use: every token fails.",
+            partial(_bad_bias, value),
+            groups=4,
+            kept=2,
+            family="extreme",
+            seed=43,
+            kills=("nan_ignored",),
+        )
+    yield _case(
+        "infinite_logits",
+        "Scores of exactly 1 and 0.",
+        _infinite_logits,
+        family="extreme",
+        seed=44,
+        kills=("scale_twice",),
+    )
+    yield _case(
+        "experts_384_tokens_40",
+        "384 experts in the path for many tokens.",
+        partial(biased, 5, 40, 384),
+        k=8,
+        scale=2.827,
+        family="random",
+        seed=5,
+        kills=("expert_limit", "token_limit"),
+    )
+    yield _case(
+        "experts_256_groups_8",
+        "DeepSeek-V3's own shape: 256 experts, 8 groups, 4 kept, 8 chosen.",
+        partial(biased, 6, 33, 256),
+        groups=8,
+        kept=4,
+        k=8,
+        family="random",
+        seed=6,
+        wrong=("no_groups", "group_score_max"),
+        kills=("no_groups", "group_max", "token_limit"),
+    )
+    yield _case(
+        "experts_384_tokens_513",
+        "384 experts and more tokens than any dispatch threshold.",
+        partial(biased, 74, 513, 384),
+        k=8,
+        scale=2.827,
+        family="random",
+        seed=74,
+        tier="full",
+        kills=("expert_limit", "token_limit"),
+    )
+    yield _case(
+        "group_per_expert",
+        "Groups of one expert, which have no second choice.",
+        partial(biased, 8, 12, 16),
+        groups=16,
+        kept=6,
+        k=4,
+        family="random",
+        seed=8,
+        kills=("unsorted",),
+    )
+    yield _case(
+        "odd_experts_per_group",
+        "Three groups of seven.",
+        partial(biased, 9, 12, 21),
+        groups=3,
+        kept=2,
+        k=5,
+        family="random",
+        seed=9,
+        kills=("no_groups", "one_group_less"),
+    )
+    yield _case(
+        "not_renormalised",
+        "A sum divided out although the model says not to.",
+        partial(biased, 10, 12, 16),
+        groups=4,
+        kept=2,
+        renormalize=False,
+        family="random",
+        seed=10,
+        wrong=("scale_twice",),
+        kills=("renorm_always", "scale_twice", "bias_in_weight"),
+    )
+    yield _case(
+        "scale_applied_once",
+        "The routed scaling factor applied twice, or never.",
+        partial(spread, 11, 6, 8),
+        k=1,
+        scale=2.5,
+        family="random",
+        seed=11,
+        wrong=("scale_twice", "no_scale", "not_renormalised"),
+        kills=("scale_twice", "no_scale", "renorm_never"),
+    )
+    yield _case(
+        "all_chosen",
+        "top_k = E.",
+        partial(biased, 12, 5, 8),
+        k=8,
+        family="random",
+        seed=12,
+        kills=("unsorted",),
+    )
+    yield _case(
+        "no_tokens",
+        "A launch with an empty grid.",
+        partial(biased, 13, 0, 16),
+        null_ok="no tokens: nothing is written",
+    )

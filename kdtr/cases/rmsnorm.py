@@ -1,0 +1,219 @@
+"""Cases of `rmsnorm@1`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdtr import numerics as nx
+from kdtr.case import Arrays, Attrs, Case, Reference
+from kdtr.reference.rmsnorm import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+Array = NDArray[Any]
+BF16 = {"x": "bf16", "weight": "bf16", "out": "bf16"}
+F16 = {"x": "f16", "weight": "f16", "out": "f16"}
+
+
+def rows(
+    seed: int, t: int, n: int, scale: float = 1.0, cut: Callable[[Any], Array] = nx.round_f32
+) -> dict[str, Array]:
+    """Random rows with a mean of 0.25 scale, and gains around 1."""
+    x = nx.normal(seed, (t, n), 40, scale) + 0.25 * scale
+    return {"x": cut(x), "weight": cut(nx.normal(seed + 1, (n,), 18, 0.3) + 1.0)}
+
+
+def _outlier() -> dict[str, Array]:
+    x = rows(5, 3, 192)
+    x["x"][:, 77] *= 256.0
+    return x
+
+
+def _first_row_differs() -> dict[str, Array]:
+    x = rows(6, 4, 96)
+    x["x"] *= np.array([1.0, 8.0, 0.125, 64.0])[:, None]
+    return x
+
+
+def _bad_rows() -> dict[str, Array]:
+    x = rows(7, 6, 40)
+    x["x"][1, 39], x["x"][3, 0], x["x"][4, 20] = np.nan, np.inf, -np.inf
+    return x
+
+
+def _zero_row() -> dict[str, Array]:
+    x = rows(8, 3, 64)
+    x["x"][1] = 0.0
+    return x
+
+
+def _eps(outside: bool, inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    x, w = inputs["x"], inputs["weight"]
+    ms = nx.total(x * x)[:, None] / x.shape[1]
+    root = np.sqrt(ms) + (float(attrs["eps"]) if outside else 0.0)
+    return {"out": w * (x / root)}
+
+
+def _layer_norm(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    x = inputs["x"]
+    centred = x - nx.total(x)[:, None] / x.shape[1]
+    return {"out": reference({**inputs, "x": centred}, attrs, profile)["out"]}
+
+
+def _other_variant(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    names = ("f32_then_round", "round_then_multiply")
+    other = names[1 - names.index(str(attrs["variant"]))]
+    out = reference(inputs, {**attrs, "variant": other}, profile)["out"]
+    return {"out": nx.round_bf16(out) if profile.startswith("bf16") else nx.round_f16(out)}
+
+
+WRONG: Mapping[str, Reference] = {
+    "eps_outside_root": partial(_eps, True),
+    "no_eps": partial(_eps, False),
+    "layer_norm": _layer_norm,
+    "other_variant": _other_variant,
+}
+
+
+def _case(
+    name: str,
+    catches: str,
+    inputs: Callable[[], Arrays],
+    eps: float = 1e-5,
+    variant: str = "f32_then_round",
+    profile: str = "f32",
+    **rest: Any,
+) -> Case:
+    attrs: Attrs = {"eps": eps, "variant": variant}
+    return Case(name, catches, inputs, attrs, profile=profile, **rest)
+
+
+def cases() -> Iterator[Case]:
+    """Sizes off every tile, small variances, both variants in half types, failing rows."""
+    yield _case(
+        "random",
+        "A mean that is subtracted, a gain of 1 + weight, a missing root.",
+        partial(rows, 1, 5, 128),
+        family="random",
+        seed=1,
+        wrong=("layer_norm",),
+        kills=("subtracts_mean", "one_plus_weight", "no_root", "low_precision"),
+    )
+    yield _case(
+        "rows_of_unlike_size",
+        "A factor of one row used for another.",
+        _first_row_differs,
+        family="scaled",
+        seed=6,
+        kills=("first_row_factor",),
+    )
+    yield _case(
+        "width_513",
+        "A tail block of one element that is left out of the sum or of the product.",
+        partial(rows, 2, 3, 513, 0.5),
+        family="random",
+        seed=2,
+        kills=("last_unscaled",),
+    )
+    yield _case(
+        "width_7",
+        "A width below every vector width.",
+        partial(rows, 9, 4, 7),
+        family="random",
+        seed=9,
+        kills=("tail_dropped", "last_unscaled"),
+    )
+    yield _case(
+        "width_1",
+        "A width of one, where the result is the sign times the gain.",
+        partial(rows, 10, 5, 1),
+        family="random",
+        seed=10,
+        kills=("subtracts_mean",),
+    )
+    yield _case(
+        "width_7168",
+        "A hidden size other than the one validated (Kimi K2's and DeepSeek-V3's).",
+        partial(rows, 3, 1, 7168),
+        family="random",
+        seed=3,
+        kills=("low_precision",),
+    )
+    yield _case(
+        "variance_near_eps",
+        "eps outside the root, left out, or taken from another norm: the variance is 2^-16.",
+        partial(rows, 4, 4, 96, 2.0**-8),
+        eps=1e-5,
+        family="scaled",
+        seed=4,
+        wrong=("eps_outside_root", "no_eps"),
+        kills=("eps_outside_root", "no_eps", "eps_tenth"),
+    )
+    yield _case(
+        "zero_row",
+        "A row of zeros, which must give zeros, not NaN.",
+        _zero_row,
+        family="extreme",
+        seed=8,
+        kills=("no_eps",),
+    )
+    yield _case(
+        "outlier_channel",
+        "One channel 256 times the others, as in real activations.",
+        _outlier,
+        family="scaled",
+        seed=5,
+        kills=("low_precision",),
+    )
+    yield _case(
+        "large_values",
+        "Squares near 2^80: sums in half precision overflow.",
+        partial(rows, 11, 2, 130, 2.0**40),
+        family="extreme",
+        seed=11,
+        kills=("subtracts_mean",),
+    )
+    yield _case(
+        "bad_rows",
+        "A NaN or an infinity that reaches other rows, or a row of NaN written out.",
+        _bad_rows,
+        family="extreme",
+        seed=7,
+        kills=("keeps_bad_rows",),
+    )
+    for variant, seed in (("f32_then_round", 12), ("round_then_multiply", 13)):
+        yield _case(
+            f"bf16_{variant}",
+            "The product rounded at the other variant's place.",
+            partial(rows, seed, 6, 160, 1.0, nx.round_bf16),
+            variant=variant,
+            profile="bf16_f32acc",
+            dtypes=BF16,
+            family="random",
+            seed=seed,
+            wrong=("other_variant",),
+            kills=("other_variant",),
+        )
+    yield _case(
+        "f16_round_then_multiply",
+        "The product rounded at the other variant's place, in f16.",
+        partial(rows, 14, 4, 130, 1.0, nx.round_f16),
+        variant="round_then_multiply",
+        profile="f16_f32acc",
+        dtypes=F16,
+        family="random",
+        seed=14,
+        wrong=("other_variant",),
+        kills=("other_variant",),
+    )
+    yield _case(
+        "no_tokens",
+        "A launch with an empty grid.",
+        partial(rows, 15, 0, 64),
+        null_ok="no tokens: nothing is written",
+    )

@@ -1,0 +1,220 @@
+"""Cases of `rope@1`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdtr import numerics as nx
+from kdtr.case import Arrays, Attrs, Case, Reference
+from kdtr.reference.rope import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+Array = NDArray[Any]
+FAR = (0, 1, 2, 50000, 131071, 163839)
+BF16 = {"x": "bf16", "out": "bf16"}
+F16 = {"x": "f16", "out": "f16"}
+
+
+def frequencies(count: int, factor: float = 64.0, low: int = 0, high: int = 0) -> Array:
+    """Frequencies like YaRN's: theta^(-i/count), the slow ones divided by `factor`, in f32.
+
+    theta^(1/count) is replaced by 1.375, so that no power function is needed; between `low` and
+    `high` the two are mixed linearly.
+    """
+    plain = np.ones(count)
+    for i in range(1, count):
+        plain[i] = plain[i - 1] / 1.375
+    ramp = np.clip((np.arange(count) - low) / max(high - low, 1), 0.0, 1.0)
+    return nx.round_f32(plain * (1.0 - ramp) + plain / factor * ramp)
+
+
+def heads(
+    seed: int,
+    t: int,
+    h: int,
+    w: int,
+    f: int,
+    positions: tuple[int, ...],
+    cut: Callable[[Any], Array] = nx.round_f32,
+) -> dict[str, Array]:
+    """Random heads [t, h, w]; the positions repeat over the tokens."""
+    return {
+        "x": cut(nx.normal(seed, (t, h, w), 18)),
+        "positions": np.array([positions[i % len(positions)] for i in range(t)], np.int32),
+        "inv_freq": frequencies(f, 64.0, f // 4, 3 * f // 4),
+    }
+
+
+def _canary() -> dict[str, Array]:
+    x = heads(5, 3, 2, 40, 8, (7, 100, 65000))
+    x["x"][..., :16] = 7.0 + np.arange(16) / 16  # before the rotated columns
+    x["x"][..., 32:] = -3.0 - np.arange(8) / 16
+    return x
+
+
+def _refused() -> dict[str, Array]:
+    x = heads(6, 6, 2, 16, 8, (3, -1, 9, 11, -2147483648, 5))
+    x["x"][2, 1, 15], x["x"][3, 0, 0] = np.nan, np.inf
+    return x
+
+
+def _with(
+    change: Mapping[str, Any], inputs: Arrays, attrs: Attrs, profile: str
+) -> dict[str, Array]:
+    return {"out": reference(inputs, {**attrs, **change}, profile)["out"]}
+
+
+def _other_store(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    other = "halves" if attrs["store"] == "interleaved" else "interleaved"
+    return _with({"store": other}, inputs, attrs, profile)
+
+
+def _half_pairs(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"out": reference(inputs, attrs, profile, half_pairs=True)["out"]}
+
+
+def _sign(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    turned = {**inputs, "inv_freq": -inputs["inv_freq"]}
+    return {"out": reference(turned, attrs, profile)["out"]}
+
+
+def _scale_twice(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return _with({"scale": float(attrs["scale"]) ** 2}, inputs, attrs, profile)
+
+
+WRONG: Mapping[str, Reference] = {
+    "half_pairs": _half_pairs,
+    "other_store": _other_store,
+    "opposite_sign": _sign,
+    "no_scale": partial(_with, {"scale": 1.0}),
+    "scale_twice": _scale_twice,
+    "start_ignored": partial(_with, {"start": 0}),
+}
+
+
+def _case(
+    name: str,
+    catches: str,
+    inputs: Callable[[], Arrays],
+    *,
+    start: int = 0,
+    scale: float = 1.0,
+    store: str = "interleaved",
+    profile: str = "f32",
+    **rest: Any,
+) -> Case:
+    attrs: Attrs = {"start": start, "scale": scale, "store": store}
+    return Case(name, catches, inputs, attrs, profile=profile, **rest)
+
+
+def cases() -> Iterator[Case]:
+    """Both store orders, far positions, a partial rotation between canaries, factors, failures."""
+    for store, seed in (("interleaved", 1), ("halves", 2)):
+        yield _case(
+            f"store_{store}",
+            "The other pairing, the other store order, the other direction.",
+            partial(heads, seed, 6, 3, 64, 32, (1, 2, 3, 17, 100, 1000)),
+            store=store,
+            family="random",
+            seed=seed,
+            wrong=("half_pairs", "other_store", "opposite_sign"),
+            kills=("half_pairs", "sign", "other_store", "head_stride", "last_pair_skipped"),
+        )
+        yield _case(
+            f"far_positions_{store}",
+            "Large angles: unreduced fast sine and cosine, angles in f64 or bf16, positions in "
+            "16 bits; and position 0, which must copy.",
+            partial(heads, seed + 2, 12, 2, 64, 32, FAR),
+            store=store,
+            family="extreme",
+            seed=seed + 2,
+            kills=("wide_angle", "fast_trig", "bf16_angle", "int16_position", "position_of_first"),
+        )
+    yield _case(
+        "last_position",
+        "The last position of a context of 262,144 tokens.",
+        partial(heads, 9, 3, 2, 64, 32, (262143, 262142, 200000)),
+        family="extreme",
+        seed=9,
+        kills=("fast_trig", "wide_angle", "int16_position"),
+    )
+    yield _case(
+        "between_canaries",
+        "Columns before and after the rotated ones that lose their bits.",
+        _canary,
+        start=16,
+        family="needle",
+        seed=5,
+        wrong=("start_ignored",),
+        kills=("start_ignored", "rest_zeroed"),
+    )
+    yield _case(
+        "latent_then_rope",
+        "The rope part of a row of 512 latent and 64 rope columns.",
+        partial(heads, 7, 2, 2, 576, 32, (40000, 5)),
+        start=512,
+        store="halves",
+        family="random",
+        seed=7,
+        wrong=("start_ignored", "half_pairs"),
+        kills=("start_ignored", "half_pairs"),
+    )
+    yield _case(
+        "factor_on_cos_and_sin",
+        "YaRN's factor on cos and sin dropped in one path, or squared.",
+        partial(heads, 8, 5, 2, 32, 16, (0, 1, 77, 4096, 70000)),
+        scale=float.fromhex("0x1.6a7efap+0"),
+        family="random",
+        seed=8,
+        wrong=("no_scale", "scale_twice"),
+        kills=("no_scale", "scale_twice"),
+    )
+    yield _case(
+        "one_pair",
+        "A single pair.",
+        partial(heads, 10, 7, 1, 2, 1, FAR),
+        family="random",
+        seed=10,
+        kills=("sign",),
+    )
+    yield _case(
+        "refused",
+        "A negative position, or a NaN or infinity, in one token only.",
+        _refused,
+        family="extreme",
+        seed=6,
+        kills=("negative_accepted",),
+    )
+    yield _case(
+        "bf16",
+        "Rounding before the last sum.",
+        partial(heads, 11, 6, 2, 64, 32, FAR, nx.round_bf16),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="random",
+        seed=11,
+        kills=("bf16_angle",),
+    )
+    yield _case(
+        "f16",
+        "Rounding before the last sum, in f16.",
+        partial(heads, 12, 6, 1, 64, 32, FAR, nx.round_f16),
+        profile="f16_f32acc",
+        dtypes=F16,
+        store="halves",
+        family="random",
+        seed=12,
+        kills=("bf16_angle",),
+    )
+    yield _case(
+        "no_tokens",
+        "A launch with an empty grid.",
+        partial(heads, 13, 0, 2, 16, 8, (0,)),
+        null_ok="no tokens: nothing is written",
+    )
