@@ -1,0 +1,88 @@
+#include "rows.h"
+
+namespace kdtr::mutants {
+namespace {
+
+enum Fault {
+  kCorrect,
+  kEpsOutside,
+  kNoEps,
+  kSubtractsMean,
+  kTailDropped,
+  kOnePlusWeight,
+  kOtherVariant,
+  kNoRoot,
+  kFirstRowFactor,
+  kTruncates,
+  kKeepsBadRows,
+  kEpsTenTimes,
+  kLastElementUnscaled,
+};
+
+double rounded(const DLTensor& like, double value) {
+  if (is<bf16>(like.dtype)) return static_cast<float>(bf16(static_cast<float>(value)));
+  if (is<f16>(like.dtype)) return static_cast<float>(f16(static_cast<float>(value)));
+  return static_cast<float>(value);
+}
+
+void rmsnorm(Call& call, int fault) {
+  const DLTensor& x = call.any("x", KDTR_IN, "T N");
+  const DLTensor& weight = call.any("weight", KDTR_IN, "N");
+  const DLTensor& out = call.any("out", KDTR_OUT, "T N");
+  const auto status = call.out<std::int32_t>("status", "T");
+  const double eps = call.attr_float("eps") * (fault == kEpsTenTimes ? 0.1 : 1.0);
+  bool twice = call.attr_str("variant") == "round_then_multiply";
+  if (fault == kOtherVariant) twice = !twice;
+  const std::int64_t n = call.dim("N");
+  double factor = 0;
+  for (std::int64_t t = 0; t < call.dim("T"); ++t) {
+    Row row = read(x, t * n, n);
+    const bool ok = finite(row);
+    status[t] = ok ? 0 : 1;
+    if (!ok && fault != kKeepsBadRows) {
+      write(out, t * n, Row(row.size(), 0.0));
+      continue;
+    }
+    if (fault == kSubtractsMean) {
+      double mean = 0;
+      for (const double v : row) mean += v / static_cast<double>(n);
+      for (double& v : row) v -= mean;
+    }
+    double sum = 0;
+    const std::size_t used = fault == kTailDropped ? row.size() / 8 * 8 : row.size();
+    for (std::size_t i = 0; i < used; ++i) sum += row[i] * row[i];
+    const double ms = sum / static_cast<double>(n);
+    const double mine = fault == kEpsOutside ? 1 / (std::sqrt(ms) + eps)
+                        : fault == kNoEps    ? 1 / std::sqrt(ms)
+                        : fault == kNoRoot   ? 1 / (ms + eps)
+                                             : 1 / std::sqrt(ms + eps);
+    if (fault != kFirstRowFactor || t == 0) factor = mine;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      double inner = row[i] * factor;
+      if (twice) inner = rounded(x, inner);
+      const double w = load(weight, static_cast<std::int64_t>(i)) + (fault == kOnePlusWeight);
+      row[i] = fault == kLastElementUnscaled && i + 1 == row.size() ? inner : inner * w;
+      if (fault == kTruncates)
+        row[i] -= std::fabs(row[i]) * (is<float>(x.dtype) ? 0x1p-12 : 0x1p-7);
+    }
+    write(out, t * n, row);
+  }
+}
+
+}  // namespace
+KDTR_MUTANTS({"rmsnorm@1",
+              {{"correct", "control"},
+               {"eps_outside_root", "adds eps to the root instead of under it"},
+               {"no_eps", "leaves eps out"},
+               {"subtracts_mean", "layer norm: the mean is subtracted"},
+               {"tail_dropped", "leaves the last N mod 8 elements out of the sum"},
+               {"one_plus_weight", "multiplies by 1 + weight"},
+               {"other_variant", "rounds at the other variant's place"},
+               {"no_root", "divides by the mean of squares"},
+               {"first_row_factor", "uses the first row's factor for all rows"},
+               {"low_precision", "loses low bits of the result"},
+               {"keeps_bad_rows", "writes NaN for a row that holds one"},
+               {"eps_tenth", "uses another norm's eps"},
+               {"last_unscaled", "does not multiply the last element by its weight"}},
+              rmsnorm});
+}  // namespace kdtr::mutants

@@ -1,0 +1,89 @@
+#include "rows.h"
+
+namespace kdtr::mutants {
+namespace {
+
+enum Fault {
+  kCorrect,
+  kHalfPairs,
+  kSign,
+  kOtherStore,
+  kNoScale,
+  kScaleTwice,
+  kWideAngle,
+  kFastTrig,
+  kStartIgnored,
+  kRestZeroed,
+  kInt16Position,
+  kHeadStride,
+  kBfloatAngle,
+  kPositionOfFirst,
+  kNegativeAccepted,
+  kLastPairSkipped,
+};
+
+void rope(Call& call, int fault) {
+  const DLTensor& x = call.any("x", KDTR_IN, "T H W");
+  const auto positions = call.in<std::int32_t>("positions", "T");
+  const auto inv_freq = call.in<float>("inv_freq", "F");
+  const DLTensor& out = call.any("out", KDTR_OUT, "T H W");
+  const auto status = call.out<std::int32_t>("status", "T");
+  const std::int64_t heads = call.dim("H"), width = call.dim("W"), f = call.dim("F");
+  std::int64_t start = call.attr_int("start");
+  double scale = call.attr_float("scale");
+  bool halves = call.attr_str("store") == "halves";
+  if (fault == kStartIgnored) start = 0;
+  if (fault == kNoScale) scale = 1;
+  if (fault == kScaleTwice) scale *= scale;
+  if (fault == kOtherStore) halves = !halves;
+  for (std::int64_t t = 0; t < call.dim("T"); ++t) {
+    const Row row = read(x, t * heads * width, heads * width);
+    const bool ok = (positions[t] >= 0 || fault == kNegativeAccepted) && finite(row);
+    status[t] = ok ? 0 : 1;
+    Row y = ok && fault != kRestZeroed ? row : Row(row.size(), 0.0);
+    for (std::int64_t h = 0; ok && h < heads; ++h) {
+      for (std::int64_t i = 0; i < f; ++i) {
+        if (fault == kLastPairSkipped && i + 1 == f) continue;
+        std::int32_t position = positions[fault == kPositionOfFirst ? 0 : t];
+        if (fault == kInt16Position) position = std::min(position, 32767);
+        double angle = static_cast<float>(position) * inv_freq[i];
+        if (fault == kWideAngle) angle = static_cast<double>(position) * double{inv_freq[i]};
+        if (fault == kBfloatAngle) angle = static_cast<float>(bf16(static_cast<float>(angle)));
+        if (fault == kFastTrig) angle += angle * 0x1p-22;  // reduced with a short pi
+        const double c = scale * std::cos(angle);
+        const double s = scale * std::sin(angle) * (fault == kSign ? -1 : 1);
+        const std::int64_t head = (fault == kHeadStride ? 0 : h) * width;
+        const auto at = [&](std::int64_t j) { return static_cast<std::size_t>(head + start + j); };
+        const auto to = [&](std::int64_t j) {
+          return static_cast<std::size_t>(h * width + start + j);
+        };
+        const bool half = fault == kHalfPairs;
+        const double a = row[at(half ? i : 2 * i)], b = row[at(half ? f + i : 2 * i + 1)];
+        y[to(halves ? i : 2 * i)] = a * c - b * s;
+        y[to(halves ? f + i : 2 * i + 1)] = b * c + a * s;
+      }
+    }
+    write(out, t * heads * width, y);
+  }
+}
+
+}  // namespace
+KDTR_MUTANTS({"rope@1",
+              {{"correct", "control"},
+               {"half_pairs", "pairs i with F + i (GPT-NeoX order)"},
+               {"sign", "turns the other way"},
+               {"other_store", "stores in the other order"},
+               {"no_scale", "leaves the factor on cos and sin out"},
+               {"scale_twice", "multiplies the factor in twice"},
+               {"wide_angle", "computes the angle in f64"},
+               {"fast_trig", "reduces large angles inaccurately"},
+               {"start_ignored", "rotates from column 0"},
+               {"rest_zeroed", "does not copy the other columns"},
+               {"int16_position", "clamps positions to 32767"},
+               {"head_stride", "reads head 0 for every head"},
+               {"bf16_angle", "computes the angle in bf16"},
+               {"position_of_first", "uses the first token's position for all"},
+               {"negative_accepted", "accepts a negative position"},
+               {"last_pair_skipped", "leaves the last pair unrotated"}},
+              rope});
+}  // namespace kdtr::mutants

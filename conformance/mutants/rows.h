@@ -1,0 +1,46 @@
+// What the transformer mutants share: rows of any float type as doubles, and how they fail.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "mutant.h"
+
+namespace kdtr::mutants {
+
+using Row = std::vector<double>;
+
+inline Row read(const DLTensor& tensor, std::int64_t first, std::int64_t count) {
+  Row row(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i)
+    row[static_cast<std::size_t>(i)] = load(tensor, first + i);
+  return row;
+}
+
+inline bool finite(const Row& row) {
+  for (const double value : row)
+    if (!std::isfinite(value)) return false;
+  return true;
+}
+
+inline void write(const DLTensor& tensor, std::int64_t first, const Row& row) {
+  for (std::size_t i = 0; i < row.size(); ++i)
+    store(tensor, first + static_cast<std::int64_t>(i), row[i]);
+}
+
+// y[i] = sum_j w[first + i * k + j] x[j], the first `terms` of them.
+inline Row multiply(const DLTensor& w, std::int64_t first, std::int64_t n, const Row& x,
+                    std::size_t terms = static_cast<std::size_t>(-1)) {
+  Row y(static_cast<std::size_t>(n), 0.0);
+  const auto k = static_cast<std::int64_t>(x.size());
+  for (std::int64_t i = 0; i < n; ++i)
+    for (std::int64_t j = 0; j < k && static_cast<std::size_t>(j) < terms; ++j)
+      y[static_cast<std::size_t>(i)] += load(w, first + i * k + j) * x[static_cast<std::size_t>(j)];
+  return y;
+}
+
+inline double logistic(double x) {
+  return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x));
+}
+
+}  // namespace kdtr::mutants

@@ -1,0 +1,82 @@
+// mla_project@1 on cpu: token by token, stage by stage; f32 rows, f32 or bf16 weights.
+// x [T, D], positions [T], inv_freq [F], six weights -> q [T, H, C+2F], kv [T, C+2F], status [T].
+#include <algorithm>
+#include <vector>
+
+#include "detail/rows.h"
+#include "kdtr/registry.h"
+
+namespace kdtr::cpu {
+namespace {
+
+template <class W>
+void normalise(std::vector<float>& x, std::int64_t n, const W* weight, float eps) {
+  const float factor = rms_factor(x.data(), n, eps);
+  for (std::int64_t i = 0; i < n; ++i) {
+    float& value = x[static_cast<std::size_t>(i)];
+    value = widen(weight[i]) * (value * factor);
+  }
+}
+
+void run(Call& call, void*) {
+  const auto x = call.in<float>("x", "T D");
+  const auto positions = call.in<std::int32_t>("positions", "T");
+  const auto inv_freq = call.in<float>("inv_freq", "F");
+  const std::int64_t f = call.dim("F");
+  const DLTensor& q_a = call.any("q_a", KDTR_IN, "Q D");
+  const DLTensor& q_a_norm = call.any("q_a_norm", KDTR_IN, "Q");
+  const DLTensor& q_b = call.any("q_b", KDTR_IN, "QB Q");
+  const DLTensor& kv_a = call.any("kv_a", KDTR_IN, "ROW D");
+  const DLTensor& kv_a_norm = call.any("kv_a_norm", KDTR_IN, "C");
+  const DLTensor& kv_b = call.any("kv_b", KDTR_IN, "H NV C");
+  const auto q = call.out<float>("q", "T H ROW");
+  const auto kv = call.out<float>("kv", "T ROW");
+  const auto status = call.out<std::int32_t>("status", "T");
+  const std::int64_t rows = call.dim("T"), d = call.dim("D"), h = call.dim("H");
+  const std::int64_t c = call.dim("C"), width = call.dim("ROW"), qn = call.dim("Q");
+  KDTR_CHECK(width == c + 2 * f, call.where("kv_a"), "rows", c + 2 * f, width);
+  const std::int64_t head = h > 0 ? call.dim("QB") / h : 0, n = head - 2 * f;
+  KDTR_CHECK(head * h == call.dim("QB") && n >= 0 && n <= call.dim("NV"), call.where("q_b"), "rows",
+             "H * (n + 2F) with n <= " + std::to_string(call.dim("NV")), call.dim("QB"));
+  const DLTensor* weights[] = {&q_a, &q_a_norm, &q_b, &kv_a, &kv_a_norm, &kv_b};
+  for (const DLTensor* w : weights) require_dtype(call, "weights", *w, q_a.dtype);
+  const auto eps = static_cast<float>(call.attr_float("eps"));
+  const auto rope_scale = static_cast<float>(call.attr_float("rope_scale"));
+  const bool in_halves = halves(call);
+
+  std::vector<float> a(static_cast<std::size_t>(qn)), b(static_cast<std::size_t>(head * h));
+  std::vector<float> z(static_cast<std::size_t>(width));
+  std::vector<float> cosine(static_cast<std::size_t>(f)), sine(cosine.size());
+  by_weight(call, "q_a", q_a, [&]<class W>(W*) {
+    for (std::int64_t t = 0; t < rows; ++t) {
+      const float* row = x.data + t * d;
+      float* q_out = q.data + t * h * width;
+      float* kv_out = kv.data + t * width;
+      const bool ok = positions[t] >= 0 && finite(row, d);
+      status[t] = ok ? kOk : kBadInput;
+      std::fill_n(q_out, h * width, 0.0f);
+      std::fill_n(kv_out, width, 0.0f);
+      if (!ok) continue;
+      angles(positions[t], inv_freq.data, f, rope_scale, cosine.data(), sine.data());
+      apply(row, data<const W>(q_a), qn, d, a.data());
+      normalise(a, qn, data<const W>(q_a_norm), eps);
+      apply(a.data(), data<const W>(q_b), head * h, qn, b.data());
+      for (std::int64_t i = 0; i < h; ++i) {
+        const float* from = b.data() + i * head;
+        float* to = q_out + i * width;
+        const W* keys = data<const W>(kv_b) + i * call.dim("NV") * c;
+        for (std::int64_t j = 0; j < n; ++j)
+          for (std::int64_t l = 0; l < c; ++l) to[l] += from[j] * widen(keys[j * c + l]);
+        rotate(from + n, cosine.data(), sine.data(), f, in_halves, to + c);
+      }
+      apply(row, data<const W>(kv_a), width, d, z.data());
+      rotate(z.data() + c, cosine.data(), sine.data(), f, in_halves, kv_out + c);
+      normalise(z, c, data<const W>(kv_a_norm), eps);
+      std::copy_n(z.data(), c, kv_out);
+    }
+  });
+}
+
+}  // namespace
+KDTR_KERNEL({"mla_project@1", run});
+}  // namespace kdtr::cpu
