@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "detail/attention.cuh"
+#include "detail/mla_sm90.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
@@ -192,20 +193,27 @@ Parsed parse(Call& c) {
   a.values = static_cast<int>(values);
   a.page_size = static_cast<int>(page_size);
   a.scale = static_cast<float>(c.attr_float("scale"));
-  a.units = most_units(a, kAnyCut);
+  size_units(a, kAnyCut);
   return parsed;
+}
+
+// Enough for either kernel: which one runs also depends on where the data lies.
+std::size_t workspace_of(Attention a) {
+  const std::size_t any = workspace_bytes(a, kAnyCut);
+  size_units(a, sm90::kCut);
+  return std::max(any, sm90::fits(a) ? workspace_bytes(a, sm90::kCut) : 0);
 }
 
 std::size_t workspace(Call& c) {
   const Parsed parsed = parse(c);
-  return workspace_bytes(parsed.a, kAnyCut);
+  return workspace_of(parsed.a);
 }
 
 void run(Call& c, void* stream) {
   Parsed parsed = parse(c);
   Attention& a = parsed.a;
   if (a.requests == 0) return;
-  const std::size_t need = workspace_bytes(a, kAnyCut);
+  const std::size_t need = workspace_of(a);
   KDTR_CHECK(c.workspace_size() >= need, c.where("workspace"), "bytes", need, c.workspace_size());
   place_workspace(a, kAnyCut, c.workspace());
   const auto units = static_cast<unsigned>(a.units), requests = static_cast<unsigned>(a.requests);
@@ -215,11 +223,14 @@ void run(Call& c, void* stream) {
       using T = decltype(in);
       using O = decltype(to);
       if constexpr (std::is_same_v<T, O> || std::is_same_v<O, float>) {
+        if constexpr (!std::is_same_v<T, float>) {
+          if (sm90::run<T, O>(a, c.workspace(), cuda_stream(stream))) return;
+        }
         // grid: (row block, split) units, R, 512 columns each; block: 8 warps; smem: 12 KB static
         attend_any<T, O><<<{units, requests, chunks}, kThreads, 0, cuda_stream(stream)>>>(a);
         KDTR_LAUNCHED("verify_attn@1");
         const auto rows = static_cast<unsigned>(a.nodes * a.heads);
-        if (a.units > ceil_div(a.nodes * a.heads, kRows) && rows > 0) {
+        if (a.parts > 0 && rows > 0) {
           // grid: a block per row, R; block: 128; smem: 1 KB static
           merge_splits<O><<<{rows, requests}, kMergeThreads, 0, cuda_stream(stream)>>>(a, kAnyCut);
           KDTR_LAUNCHED("verify_attn@1");

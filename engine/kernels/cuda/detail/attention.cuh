@@ -21,10 +21,10 @@ struct Attention {
   int page_size;
   bool has_prefix, has_tree;
   float scale;
-  // Workspace: per request `units` (row block, split) pairs of partial results, then flags.
+  // Workspace: per request `parts` (row block, split) pairs of partial results, then flags.
   float *part_out, *part_lse;
   std::int32_t* part_bad;
-  int units;
+  int units, parts;
 };
 
 // How a kernel cuts a request: rows per block, keys per tile, blocks wanted, fewest tiles per
@@ -95,28 +95,28 @@ __device__ inline bool any_bad(const Attention& a, int request, const Plan& p, i
   return __syncthreads_or(bad) != 0;
 }
 
-// Host side: the most (row block, split) pairs that any request of this call can need.
-inline int most_units(const Attention& a, Cut cut) {
+// Host side: sets what any request of this call can need, `units` of the grid and `parts` of the
+// workspace; 0 parts when no request can be split.
+inline void size_units(Attention& a, Cut cut) {
   const std::int64_t rows = static_cast<std::int64_t>(a.nodes) * a.heads;
   const std::int64_t blocks = std::max<std::int64_t>(1, (rows + cut.rows - 1) / cut.rows);
   const std::int64_t keys = (a.has_prefix ? a.max_pages * a.page_size : 0) + a.nodes;
-  const std::int64_t tiles = std::max<std::int64_t>(1, (keys + cut.keys - 1) / cut.keys);
+  const std::int64_t tiles = (keys + cut.keys - 1) / cut.keys;
   const std::int64_t splits = (tiles + cut.tiles - 1) / cut.tiles;
-  return static_cast<int>(std::max(blocks, std::min<std::int64_t>(cut.blocks, blocks * splits)));
+  a.parts = splits > 1 ? static_cast<int>(std::min<std::int64_t>(cut.blocks, blocks * splits)) : 0;
+  a.units = static_cast<int>(std::max<std::int64_t>(blocks, a.parts));
 }
 
 // Host side: bytes of the partial results, laid out by `place_workspace`.
 inline std::size_t workspace_bytes(const Attention& a, Cut cut) {
-  if (a.units == 0) return 0;
-  const std::size_t rows =
-      static_cast<std::size_t>(a.requests) * static_cast<std::size_t>(a.units * cut.rows);
-  const std::size_t flags =
-      static_cast<std::size_t>(a.requests) * static_cast<std::size_t>(cut.blocks);
-  return (rows * static_cast<std::size_t>(a.values + 1) + flags) * sizeof(float);
+  if (a.parts == 0) return 0;
+  const std::int64_t rows = static_cast<std::int64_t>(a.parts) * cut.rows;
+  return static_cast<std::size_t>(a.requests * (rows * (a.values + 1) + cut.blocks)) *
+         sizeof(float);
 }
 
 inline void place_workspace(Attention& a, Cut cut, void* workspace) {
-  const std::int64_t rows = static_cast<std::int64_t>(a.requests) * a.units * cut.rows;
+  const std::int64_t rows = static_cast<std::int64_t>(a.requests) * a.parts * cut.rows;
   a.part_out = static_cast<float*>(workspace);
   a.part_lse = a.part_out + rows * a.values;
   a.part_bad = reinterpret_cast<std::int32_t*>(a.part_lse + rows);
@@ -125,7 +125,7 @@ inline void place_workspace(Attention& a, Cut cut, void* workspace) {
 // Row of the partial results of (request, row block, split): first row of the block.
 __device__ inline std::int64_t part_row(const Attention& a, const Plan& p, Cut cut, int request,
                                         int block, int split) {
-  return (static_cast<std::int64_t>(request) * a.units + split * p.blocks + block) * cut.rows;
+  return (static_cast<std::int64_t>(request) * a.parts + split * p.blocks + block) * cut.rows;
 }
 
 constexpr int kMergeThreads = 128, kMostSplits = 264;
