@@ -97,8 +97,36 @@ CONTRACT = Contract(
         "f16_f32acc": "f16 inputs, f32 accumulators of tensor cores; P in f32",
         "f16_f32acc_pf16": "as f16_f32acc, P rounded to f16 before P V",
     },
-    budget="",
-    why="",
+    budget=(
+        "u = 2^-24; a = u, on tensor cores 2u; e = 2^-22; n keys seen, S = min(n, 32), "
+        "T = ceil(n/16) + S, m = max s, p = softmax, o = out, X_j = scale sum_i |q_i k_ji|, "
+        "Y_j = scale |q o k_j|_2, A = sum_j p_j |v_j|, B = |p o v|_2, "
+        "M = u (2|m| + ln n) + S (e + 2u), t = t0 + 2^-126 n max|v|, "
+        "F = sum_j min(p_j, f / l)|v_j|, l = sum_j exp(s_j - m); "
+        "z = 0 for a row whose products q_i k_ji are all 0, else 1. "
+        "HARD: E_j = (D+2) a X_j + 2 u_in X_j + 2u|s_j|, "
+        "eta_j = expm1(E_j + 3u(m - s_j)) + z (e + T(e + 2u)); "
+        "out: sum_j p_j (eta_j + z u_p)(|v_j| + |o|) + ((n+2) a + M)(A + |o|) "
+        "+ (u_in + u_part) A + F + (2u + u_out)|o| + t; "
+        "lse: sum_j p_j (E_j + z (e + T(e + 2u))) + (n+2) a + 2e + 3u|lse| + M. "
+        "GATE: G(k, x, y) = 3u (sqrt(k/3) x + sqrt(k/2) y), on tensor cores "
+        "+ 2u (k/8 + 1) max(x, y); "
+        "E_j = G(D, |s_j|, Y_j) + u_in (5 Y_j + 2|s_j|) + 2u|s_j|; "
+        "eta_j = E_j + 2u(m - s_j) + z (e + sqrt(T)(e + 2u)); "
+        "out: |p o eta o (v - o)|_2 + G(n, |o|, B) + 3u sqrt(n/3)|o| + M |p o (v - o)|_2 "
+        "+ (z u_p + u_in + u_part)(3B + |o|) + F + (2u + u_out)|o| + t; "
+        "lse: |p o eta|_2 + sum_j p_j (E_j, on tensor cores; else its terms after G) "
+        "+ 3u sqrt(n/3) + 2e + 3u|lse| + u (2|m| + ln n); never above hard. "
+        "Profiles: u_in tf32 2^-10; u_p tf32 2^-10, pbf16 2^-8, pf16 2^-11; f pf16 2^-25; "
+        "u_part splits_bf16 2^-8; u_out f32 u, bf16 2^-8, f16 2^-11; t0 2^-125, f16 2^-24. "
+        "Both are 0 for rows that see nothing. Factors are rounded up to 20 bits."
+    ),
+    why=(
+        "hard is the worst case to first order: no order of summation, tiling or split that keeps "
+        "the profile can pass it. gate replaces sums of absolute values by sums in quadrature with "
+        "lambda 3, and for tensor cores, which truncate, adds a term linear in the number of "
+        "eight-term steps; above it a kernel is legal but worse than it should be."
+    ),
     limits=(
         "R, N, H, slots, max_pages >= 0; 0 <= Dv <= D; prefix_len <= max_pages * page_size and "
         "< 2^18; q and every row that a node sees are finite; offsets may pass 2^32 bytes"

@@ -1,0 +1,576 @@
+// verify_attn@1 written a second time, in double and one key at a time, and the faults planted in
+// it. Wrong slots are wrapped into the pool, so that a fault is a wrong answer and not a crash.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "mutant.h"
+
+namespace {
+
+using kdtr::Call;
+using kdtr::kInf;
+using std::int64_t;
+
+enum FaultId {
+  kCorrect,
+  // What a node sees of the tree.
+  kCausalMask,
+  kSeesAllNodes,
+  kSiblingLeak,
+  kNoSelf,
+  kParentOnly,
+  kRootNotSeen,
+  kMaskTransposed,
+  kMaskOfRequest0,
+  kMaskStrideNNodes,
+  kVisibleIsBit0,
+  kColumnsPast32Hidden,
+  kColumnsPast64Hidden,
+  kMaskWordWraps,
+  kPadNodesSeen,
+  kPadRowsComputed,
+  kPadRowsNotWritten,
+  kUnseenRowTimesZero,
+  // What it sees of the prefix, and where that lies.
+  kFirstPrefixKeyDropped,
+  kLastPrefixKeyDropped,
+  kOnePastPrefix,
+  kPartialPageSkipped,
+  kPageTailRead,
+  kPageTailTimesZero,
+  kPageIdIsSlot,
+  kPageTableIgnored,
+  kPageTableOfRequest0,
+  kPrefixLenOfRequest0,
+  kPageSizeIs16,
+  kTreeRowsFollowPrefix,
+  kTreeSkippedWithoutPrefix,
+  kPrefixIsCausal,
+  kPrefixWindow256,
+  kTailTileDropped,
+  kTailTileWeighsOne,
+  kOffsetIn16Bits,
+  kSlotIn32Bits,
+  // Queries, layout.
+  kQueryOfRequest0,
+  kHead0Query,
+  kHeadsPast16,
+  kHeadsPast32,
+  kOutHeadsFirst,
+  kLseHeadsFirst,
+  kRopeFirst,
+  kRopeDropped,
+  kWidthTailDropped,
+  kValueTailNotWritten,
+  // Softmax.
+  kScaleMissing,
+  kScaleFromWidth,
+  kLseBase2,
+  kLseIsMax,
+  kLseWithoutMax,
+  kNoMaxShift,
+  kConstantShift,
+  kMaskedScoreIsSmall,
+  kEmptyLseIsPlusInf,
+  kEmptyRowIsMean,
+  kEmptyRowIsNan,
+  kTiesWinOnce,
+  kPRoundedToBf16,
+  kOInBf16,
+  kOutputNotRescaled,
+  kSumNotRescaled,
+  kTileMaxReplacesMax,
+  kSplitsAveraged,
+  kSplitsMergedBase2,
+  kLightSplitDropped,
+  // Refusals.
+  kBadPageAccepted,
+  kBadSlotAccepted,
+  kLongPrefixAccepted,
+  kManyNodesAccepted,
+  kNegativeLengthsAccepted,
+  kBadRequestFailsBatch,
+  kRefusedRowsNotWritten,
+  kStatusAlwaysOk,
+  kUnusedPageRefused,
+  kInactiveRequestChecked,
+  kWholePageChecked,
+  kPageStartChecked,
+};
+
+// A sum with the rounding errors carried along (Neumaier), so that the second reference is not the
+// less exact one.
+class Sum {
+ public:
+  void add(double x) {
+    const double next = total_ + x;
+    error_ += std::fabs(total_) >= std::fabs(x) ? (total_ - next) + x : (x - next) + total_;
+    total_ = next;
+  }
+  double value() const { return std::isfinite(error_) ? total_ + error_ : total_; }
+
+ private:
+  double total_ = 0;
+  double error_ = 0;
+};
+
+double to_bf16(double x) {
+  return static_cast<double>(static_cast<float>(kdtr::bf16(static_cast<float>(x))));
+}
+
+struct Op {
+  int fault;
+  int64_t R, N, H, D, Dv, slots;
+  int64_t page_size, max_pages = 0;
+  double scale;
+  const DLTensor *q, *pool, *out, *lse;
+  const std::int32_t *n_nodes, *page_table = nullptr, *prefix_len = nullptr, *tree_slots = nullptr;
+  const std::uint8_t* visible = nullptr;
+
+  bool is(FaultId id) const { return fault == id; }
+
+  // --- validation -------------------------------------------------------------------------------
+
+  int64_t prefix(int64_t r) const {
+    if (prefix_len == nullptr) return 0;
+    const int64_t p = prefix_len[is(kPrefixLenOfRequest0) ? 0 : r];
+    if (is(kLongPrefixAccepted)) return std::min(p, max_pages * page_size);
+    return is(kNegativeLengthsAccepted) ? std::max<int64_t>(p, 0) : p;
+  }
+  int64_t nodes(int64_t r) const {
+    const int64_t n = n_nodes[r];
+    if (is(kManyNodesAccepted)) return std::min(n, N);
+    return is(kNegativeLengthsAccepted) ? std::max<int64_t>(n, 0) : n;
+  }
+  int64_t slot(int64_t page, int64_t row) const {
+    if (is(kSlotIn32Bits)) {
+      const auto wrapped = static_cast<std::uint32_t>(page) * static_cast<std::uint32_t>(page_size);
+      return static_cast<std::int32_t>(wrapped) + row;
+    }
+    return page * page_size + row;
+  }
+  bool page_ok(int64_t page, int64_t rows) const {
+    if (is(kBadPageAccepted)) return true;
+    if (is(kWholePageChecked)) rows = page_size;
+    if (is(kPageStartChecked)) rows = 1;
+    const int64_t last = slot(page, rows - 1);
+    return page >= 0 && last >= 0 && last < slots;
+  }
+  bool refused(int64_t r) const {
+    const int64_t n = nodes(r);
+    if (n < 0 || n > N) return true;
+    if (n == 0 && !is(kInactiveRequestChecked)) return false;
+    if (prefix_len != nullptr) {
+      const int64_t p = prefix(r);
+      if (p < 0 || p > max_pages * page_size) return true;
+      for (int64_t first = 0; first < p; first += page_size)
+        if (!page_ok(page_table[r * max_pages + first / page_size], std::min(page_size, p - first)))
+          return true;
+      if (is(kUnusedPageRefused))
+        for (int64_t i = 0; i < max_pages; ++i)
+          if (!page_ok(page_table[r * max_pages + i], 1)) return true;
+    }
+    if (tree_slots != nullptr && !is(kBadSlotAccepted))
+      for (int64_t j = 0; j < n; ++j)
+        if (tree_slots[r * N + j] < 0 || tree_slots[r * N + j] >= slots) return true;
+    return false;
+  }
+
+  // --- keys -------------------------------------------------------------------------------------
+
+  // A key is the flat offset of its row in the pool; kZeroRow is a row of zeros.
+  static constexpr int64_t kZeroRow = -1;
+
+  int64_t offset(int64_t at) const {
+    at = (at % slots + slots) % slots;
+    return is(kOffsetIn16Bits) ? at * D % 65536 : at * D;
+  }
+  int64_t prefix_slot(int64_t r, int64_t t) const {
+    const std::int32_t* table = page_table + (is(kPageTableOfRequest0) ? 0 : r) * max_pages;
+    const auto entry = [&](int64_t i) -> int64_t { return table[std::min(i, max_pages - 1)]; };
+    if (is(kPageIdIsSlot)) return entry(t / page_size) + t % page_size;
+    if (is(kPageTableIgnored)) return t;
+    if (is(kPageSizeIs16)) return entry(t / 16) * 16 + t % 16;
+    return slot(entry(t / page_size), t % page_size);
+  }
+  std::uint8_t mark(int64_t r, int64_t i, int64_t j) const {
+    const int64_t request = is(kMaskOfRequest0) ? 0 : r;
+    const int64_t stride = is(kMaskStrideNNodes) ? n_nodes[r] : N;
+    const std::uint8_t byte = visible[request * N * N + i * stride + j];
+    return is(kVisibleIsBit0) ? byte & 1 : byte;
+  }
+  int64_t parent(int64_t r, int64_t i) const {
+    for (int64_t j = i - 1; j >= 0; --j)
+      if (mark(r, i, j) != 0) return j;
+    return -1;
+  }
+  bool sees(int64_t r, int64_t i, int64_t j) const {
+    switch (fault) {
+      case kCausalMask:
+        return j <= i;
+      case kSeesAllNodes:
+        return true;
+      case kSiblingLeak:
+        if (i > 0 && j > 0 && parent(r, i) == parent(r, j)) return true;
+        break;
+      case kNoSelf:
+        if (i == j) return false;
+        break;
+      case kParentOnly:
+        return i == j || j == parent(r, i);
+      case kRootNotSeen:
+        if (j == 0 && i > 0) return false;
+        break;
+      case kMaskTransposed:
+        return mark(r, j, i) != 0;
+      case kColumnsPast32Hidden:
+        if (j >= 32) return false;
+        break;
+      case kColumnsPast64Hidden:
+        if (j >= 64) return false;
+        break;
+      case kMaskWordWraps:
+        return mark(r, i, j % 32) != 0;
+      default:
+        break;
+    }
+    return mark(r, i, j) != 0;
+  }
+
+  struct Keys {
+    std::vector<int64_t> seen;
+    std::vector<int64_t> masked;  // tree rows the node does not see
+    std::vector<int64_t> multiplied_by_zero;
+  };
+  Keys keys(int64_t r, int64_t i) const {
+    Keys found;
+    const int64_t n = nodes(r);
+    int64_t p = prefix(r);
+    int64_t first = 0;
+    const int64_t capacity = max_pages * page_size;
+    const int64_t whole_pages = (p + page_size - 1) / page_size * page_size;
+    if (is(kPageTailTimesZero))
+      for (int64_t t = p; t < whole_pages; ++t)
+        found.multiplied_by_zero.push_back(offset(prefix_slot(r, t)));
+    if (is(kFirstPrefixKeyDropped)) first = 1;
+    if (is(kLastPrefixKeyDropped)) p -= 1;
+    if (is(kOnePastPrefix) && p < capacity) p += 1;
+    if (is(kPartialPageSkipped)) p = p / page_size * page_size;
+    if (is(kPageTailRead)) p = whole_pages;
+    if (is(kPrefixIsCausal)) p = std::max<int64_t>(0, p - (n - 1 - i));
+    if (is(kPrefixWindow256)) first = std::max<int64_t>(0, p - 256);
+    for (int64_t t = first; t < p; ++t) found.seen.push_back(offset(prefix_slot(r, t)));
+    const bool skip = is(kTreeSkippedWithoutPrefix) && page_table != nullptr && prefix(r) == 0;
+    if (tree_slots != nullptr && !skip) {
+      for (int64_t j = 0; j < (is(kPadNodesSeen) ? N : n); ++j) {
+        const bool follow = is(kTreeRowsFollowPrefix) && page_table != nullptr;
+        const int64_t at =
+            follow ? prefix_slot(r, prefix(r) + j) : static_cast<int64_t>(tree_slots[r * N + j]);
+        (sees(r, i, j) ? found.seen : found.masked).push_back(offset(at));
+      }
+      if (is(kUnseenRowTimesZero)) found.multiplied_by_zero = found.masked;
+    }
+    const auto count = static_cast<int64_t>(found.seen.size());
+    if (is(kTailTileDropped) && count > 64)
+      found.seen.resize(static_cast<std::size_t>(count / 64 * 64));
+    if (is(kTailTileWeighsOne))
+      found.seen.resize(static_cast<std::size_t>((count + 63) / 64 * 64), kZeroRow);
+    return found;
+  }
+
+  // --- one row ----------------------------------------------------------------------------------
+
+  double row(int64_t key, int64_t d) const {
+    return key == kZeroRow ? 0.0 : kdtr::load(*pool, key + d);
+  }
+  double score(int64_t query, int64_t key) const {
+    int64_t width = D;
+    if (is(kRopeDropped)) width = Dv;
+    if (is(kWidthTailDropped) && D > 16) width = D / 16 * 16;
+    Sum sum;
+    for (int64_t d = 0; d < width; ++d) sum.add(kdtr::load(*q, query + d) * row(key, d));
+    const double dot = sum.value();
+    if (is(kScaleMissing)) return dot;
+    if (is(kScaleFromWidth)) return dot / std::sqrt(static_cast<double>(D));
+    return dot * scale;
+  }
+
+  struct State {
+    double lse = -kInf;
+    std::vector<double> o;
+  };
+
+  State softmax(const std::vector<double>& s, const std::vector<int64_t>& seen) const {
+    State state;
+    state.o.assign(static_cast<std::size_t>(Dv), 0.0);
+    if (s.empty()) return state;
+    double top = *std::max_element(s.begin(), s.end());
+    if (is(kNoMaxShift)) top = 0;
+    if (is(kConstantShift)) top = 10;
+    Sum mass;
+    std::vector<Sum> sums(static_cast<std::size_t>(Dv));
+    const int64_t skip = is(kRopeFirst) ? D - Dv : 0;
+    for (std::size_t j = 0; j < s.size(); ++j) {
+      if (is(kTiesWinOnce) && std::find(s.begin(), s.begin() + static_cast<std::ptrdiff_t>(j),
+                                        s[j]) != s.begin() + static_cast<std::ptrdiff_t>(j))
+        continue;
+      const double p = std::exp(s[j] - top);
+      mass.add(p);
+      const double weight = is(kPRoundedToBf16) ? to_bf16(p) : p;
+      for (int64_t c = 0; c < Dv; ++c) {
+        Sum& o = sums[static_cast<std::size_t>(c)];
+        o.add(weight * row(seen[j], skip + c));
+        if (is(kOInBf16)) {
+          const double rounded = to_bf16(o.value());
+          o = Sum();
+          o.add(rounded);
+        }
+      }
+    }
+    for (std::size_t c = 0; c < sums.size(); ++c) state.o[c] = sums[c].value() / mass.value();
+    state.lse = top + std::log(mass.value());
+    if (is(kLseBase2)) state.lse /= std::log(2.0);
+    if (is(kLseIsMax)) state.lse = top;
+    if (is(kLseWithoutMax)) state.lse = std::log(mass.value());
+    return state;
+  }
+
+  // Tiles of 64 keys with a running maximum, to get the rescaling wrong.
+  State online(const std::vector<double>& s, const std::vector<int64_t>& seen) const {
+    State state;
+    state.o.assign(static_cast<std::size_t>(Dv), 0.0);
+    double top = -kInf;
+    double mass = 0;
+    for (std::size_t first = 0; first < s.size(); first += 64) {
+      const std::size_t end = std::min(s.size(), first + 64);
+      const double tile_top = *std::max_element(s.begin() + static_cast<std::ptrdiff_t>(first),
+                                                s.begin() + static_cast<std::ptrdiff_t>(end));
+      const double new_top = is(kTileMaxReplacesMax) ? tile_top : std::max(top, tile_top);
+      const double rescale = new_top > top ? std::exp(top - new_top) : 1.0;
+      if (!is(kSumNotRescaled)) mass *= rescale;
+      if (!is(kOutputNotRescaled))
+        for (double& o : state.o) o *= rescale;
+      top = new_top;
+      for (std::size_t j = first; j < end; ++j) {
+        const double p = std::exp(s[j] - top);
+        mass += p;
+        for (int64_t c = 0; c < Dv; ++c)
+          state.o[static_cast<std::size_t>(c)] += p * row(seen[j], c);
+      }
+    }
+    for (double& o : state.o) o /= mass;
+    if (!s.empty()) state.lse = top + std::log(mass);
+    return state;
+  }
+
+  // Two halves of the keys, to get the merge wrong.
+  State split(const std::vector<double>& s, const std::vector<int64_t>& seen) const {
+    const auto half = static_cast<std::ptrdiff_t>(s.size() / 2);
+    const State a = softmax({s.begin(), s.begin() + half}, {seen.begin(), seen.begin() + half});
+    const State b = softmax({s.begin() + half, s.end()}, {seen.begin() + half, seen.end()});
+    State state = b;
+    if (half == 0) return state;
+    const double top = std::max(a.lse, b.lse);
+    double w_a = std::exp(a.lse - top);
+    double w_b = std::exp(b.lse - top);
+    state.lse = top + std::log(w_a + w_b);
+    if (is(kSplitsAveraged)) w_a = w_b = 1;
+    if (is(kSplitsMergedBase2)) {
+      w_a = std::exp2(a.lse - top);
+      w_b = std::exp2(b.lse - top);
+    }
+    if (is(kLightSplitDropped)) {
+      w_a = w_a < 1e-4 ? 0 : w_a;
+      w_b = w_b < 1e-4 ? 0 : w_b;
+    }
+    for (std::size_t c = 0; c < state.o.size(); ++c)
+      state.o[c] = (w_a * a.o[c] + w_b * b.o[c]) / (w_a + w_b);
+    return state;
+  }
+
+  State attend(int64_t r, int64_t i, int64_t h) const {
+    Keys found = keys(r, i);
+    int64_t head = h;
+    if (is(kHead0Query)) head = 0;
+    if (is(kHeadsPast16)) head = h % 16;
+    if (is(kHeadsPast32)) head = h % 32;
+    const int64_t query = (((is(kQueryOfRequest0) ? 0 : r) * N + i) * H + head) * D;
+    std::vector<double> s;
+    for (const int64_t key : found.seen) s.push_back(score(query, key));
+    if (is(kMaskedScoreIsSmall))
+      for (const int64_t key : found.masked) {
+        found.seen.push_back(key);
+        s.push_back(-10000.0);
+      }
+    if (is(kEmptyRowIsMean) && s.empty()) {
+      found.seen = found.masked;
+      s.assign(found.masked.size(), 0.0);
+    }
+    State state;
+    if (is(kOutputNotRescaled) || is(kSumNotRescaled) || is(kTileMaxReplacesMax)) {
+      state = online(s, found.seen);
+    } else if (is(kSplitsAveraged) || is(kSplitsMergedBase2) || is(kLightSplitDropped)) {
+      state = split(s, found.seen);
+    } else {
+      state = softmax(s, found.seen);
+    }
+    for (const int64_t key : found.multiplied_by_zero)
+      for (int64_t c = 0; c < Dv; ++c) state.o[static_cast<std::size_t>(c)] += 0.0 * row(key, c);
+    if (s.empty() && is(kEmptyLseIsPlusInf)) state.lse = kInf;
+    if (s.empty() && is(kEmptyRowIsNan)) state.o.assign(state.o.size(), std::nan(""));
+    return state;
+  }
+
+  void write(int64_t r, int64_t i, int64_t h, const State& state) const {
+    const int64_t usual = (r * N + i) * H + h;
+    const int64_t turned = (r * H + h) * N + i;
+    kdtr::store(*lse, is(kLseHeadsFirst) ? turned : usual, state.lse);
+    const int64_t columns = is(kValueTailNotWritten) && Dv > 16 ? Dv / 16 * 16 : Dv;
+    for (int64_t c = 0; c < columns; ++c)
+      kdtr::store(*out, (is(kOutHeadsFirst) ? turned : usual) * Dv + c,
+                  state.o[static_cast<std::size_t>(c)]);
+  }
+
+  void request(int64_t r, bool bad) const {
+    if (bad && is(kRefusedRowsNotWritten)) return;
+    const int64_t n = bad ? 0 : nodes(r);
+    State pad;
+    pad.o.assign(static_cast<std::size_t>(Dv), 0.0);
+    for (int64_t i = 0; i < N; ++i)
+      for (int64_t h = 0; h < H; ++h) {
+        if (i < n) {
+          write(r, i, h, attend(r, i, h));
+        } else if (n > 0 && is(kPadRowsComputed)) {
+          write(r, i, h, attend(r, i, h));
+        } else if (bad || !is(kPadRowsNotWritten)) {
+          write(r, i, h, pad);
+        }
+      }
+  }
+};
+
+void run(Call& c, int fault) {
+  Op op{};
+  op.fault = fault;
+  op.q = &c.any("q", KDTR_IN, "R N H D");
+  op.pool = &c.any("kv_pool", KDTR_IN, "slots D");
+  op.out = &c.any("out", KDTR_OUT, "R N H Dv");
+  op.lse = &c.any("lse", KDTR_OUT, "R N H");
+  c.bind("Dv", c.attr_int("Dv"));
+  op.R = c.dim("R");
+  op.N = c.dim("N");
+  op.H = c.dim("H");
+  op.D = c.dim("D");
+  op.Dv = c.dim("Dv");
+  op.slots = c.dim("slots");
+  op.scale = c.attr_float("scale");
+  op.page_size = c.attr_int("page_size");
+  op.n_nodes = c.in<std::int32_t>("n_nodes", "R").data;
+  const std::string_view part = c.attr_str("part");
+  if (part != "tail") {
+    op.page_table = c.in<std::int32_t>("page_table", "R max_pages").data;
+    op.prefix_len = c.in<std::int32_t>("prefix_len", "R").data;
+    op.max_pages = c.dim("max_pages");
+  }
+  if (part != "prefix") {
+    op.tree_slots = c.in<std::int32_t>("tree_slots", "R N").data;
+    op.visible = c.in<std::uint8_t>("visible", "R N N").data;
+  }
+  const auto status = c.out<std::int32_t>("status", "R");
+
+  std::vector<bool> bad;
+  for (int64_t r = 0; r < op.R; ++r) bad.push_back(op.refused(r));
+  if (fault == kBadRequestFailsBatch && std::find(bad.begin(), bad.end(), true) != bad.end())
+    bad.assign(bad.size(), true);
+  for (int64_t r = 0; r < op.R; ++r) {
+    const bool refused = bad[static_cast<std::size_t>(r)];
+    status[r] = refused && fault != kStatusAlwaysOk ? kdtr::kBadInput : kdtr::kOk;
+    op.request(r, refused);
+  }
+}
+
+KDTR_MUTANTS(
+    {"verify_attn@1",
+     {{"correct", "control"},
+      {"causal_mask", "a node sees all earlier nodes, not only its ancestors"},
+      {"sees_all_nodes", "the tree mask is ignored"},
+      {"sibling_leak", "a node also sees its siblings"},
+      {"no_self", "a node does not see its own row"},
+      {"parent_only", "a node sees its parent and itself, no further ancestors"},
+      {"root_not_seen", "the root is left out of its descendants' keys"},
+      {"mask_transposed", "visible is read as [column, row]"},
+      {"mask_of_request_0", "every request uses the mask of request 0"},
+      {"mask_stride_n_nodes", "mask rows are n_nodes apart, not N"},
+      {"visible_is_bit_0", "only bit 0 of a mask byte is looked at"},
+      {"columns_past_32_hidden", "one 32-bit mask word a row: columns from 32 on are hidden"},
+      {"columns_past_64_hidden", "one 64-bit mask word a row: columns from 64 on are hidden"},
+      {"mask_word_wraps", "mask column taken modulo 32"},
+      {"pad_nodes_seen", "columns past n_nodes are believed"},
+      {"pad_rows_computed", "rows past n_nodes are computed from whatever their queries hold"},
+      {"pad_rows_not_written", "rows past n_nodes are left as they were"},
+      {"unseen_row_times_zero", "a masked row is multiplied by a weight of zero"},
+      {"first_prefix_key_dropped", "the first prefix row is skipped"},
+      {"last_prefix_key_dropped", "the last prefix row is skipped"},
+      {"one_past_prefix", "one row behind the prefix is seen"},
+      {"partial_page_skipped", "the last page is seen only when it is full"},
+      {"page_tail_read", "the last page is seen whole"},
+      {"page_tail_times_zero", "rows behind the prefix are multiplied by a weight of zero"},
+      {"page_id_is_slot", "a page id is taken for the slot of its first row"},
+      {"page_table_ignored", "prefix rows are read in pool order"},
+      {"page_table_of_request_0", "every request uses the page table of request 0"},
+      {"prefix_len_of_request_0", "every request uses the prefix length of request 0"},
+      {"page_size_is_16", "a page size of 16 is built in"},
+      {"tree_rows_follow_prefix", "tree rows are read behind the prefix, tree_slots is ignored"},
+      {"tree_skipped_without_prefix", "an empty prefix ends the whole row"},
+      {"prefix_is_causal", "node i of n misses the last n-1-i prefix rows"},
+      {"prefix_window_256", "only the last 256 prefix rows are seen"},
+      {"tail_tile_dropped", "keys past the last full tile of 64 are dropped"},
+      {"tail_tile_weighs_one", "padding of the last tile counts as keys of score 0"},
+      {"offset_in_16_bits", "a row's element offset wraps at 2^16"},
+      {"slot_in_32_bits", "page times page size wraps at 2^32"},
+      {"query_of_request_0", "every request uses the queries of request 0"},
+      {"head_0_query", "every head uses the query of head 0"},
+      {"heads_past_16", "heads from 16 on use the queries of the first 16"},
+      {"heads_past_32", "heads from 32 on use the queries of the first 32"},
+      {"out_heads_first", "out is written as [R, H, N, Dv]"},
+      {"lse_heads_first", "lse is written as [R, H, N]"},
+      {"rope_first", "rows are taken for rope then latent: V is the last Dv columns"},
+      {"rope_dropped", "scores leave the rope columns out"},
+      {"width_tail_dropped", "columns past the last full 16 are left out of scores"},
+      {"value_tail_not_written", "value columns past the last full 16 are not written"},
+      {"scale_missing", "scores are not scaled"},
+      {"scale_from_width", "the scale is D^-1/2, not the attribute"},
+      {"lse_base_2", "lse is a base-2 logarithm"},
+      {"lse_is_max", "lse is the largest score"},
+      {"lse_without_max", "lse lacks the maximum that was subtracted"},
+      {"no_max_shift", "exp of scores without subtracting their maximum"},
+      {"constant_shift", "exp of scores less a constant 10"},
+      {"masked_score_is_small", "masked scores are -10000, not -inf"},
+      {"empty_lse_is_plus_inf", "a row that sees nothing has lse +inf"},
+      {"empty_row_is_mean", "a row that sees nothing gets the mean of the rows it must not see"},
+      {"empty_row_is_nan", "a row that sees nothing is 0/0"},
+      {"ties_win_once", "of keys with equal scores only the first counts"},
+      {"p_rounded_to_bf16", "weights are rounded to bf16 before P V"},
+      {"o_in_bf16", "the output is accumulated in bf16"},
+      {"output_not_rescaled", "a new maximum rescales the sum but not the output"},
+      {"sum_not_rescaled", "a new maximum rescales the output but not the sum"},
+      {"tile_max_replaces_max", "a tile with a lower maximum lowers the running one"},
+      {"splits_averaged", "two splits are merged with equal weights"},
+      {"splits_merged_base_2", "two splits are merged as if their lse were base 2"},
+      {"light_split_dropped", "a split with a weight below 1e-4 is dropped"},
+      {"bad_page_accepted", "a page id outside the pool is not refused"},
+      {"bad_slot_accepted", "a tree slot outside the pool is not refused"},
+      {"long_prefix_accepted", "a prefix longer than its page table is cut, not refused"},
+      {"many_nodes_accepted", "n_nodes above N is cut, not refused"},
+      {"negative_lengths_accepted", "a negative prefix_len or n_nodes counts as 0"},
+      {"bad_request_fails_batch", "one refused request refuses all"},
+      {"refused_rows_not_written", "outputs of a refused request are left as they were"},
+      {"status_always_ok", "status is 0 even for a refused request"},
+      {"unused_page_refused", "table entries behind the prefix are checked"},
+      {"inactive_request_checked", "a request without nodes is checked"},
+      {"whole_page_checked", "a page that ends past the pool is refused though its rows are there"},
+      {"page_start_checked", "only a page's first row is checked against the pool"}},
+     run});
+
+}  // namespace

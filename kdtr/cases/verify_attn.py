@@ -1,0 +1,1187 @@
+"""Cases of `verify_attn@1`.
+
+A `Scene` holds the logical rows of each request; `Scene.inputs` scatters them over pages, pads
+everything that no node sees with poison, and gives the arguments of one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdtr import numerics as nx
+from kdtr import recorded
+from kdtr.case import Arrays, Attrs, Case, Reference
+from kdtr.reference.verify_attn import attention
+
+Array = NDArray[Any]
+NAN, INF = np.nan, np.inf
+K25 = float(np.float32(0.14467963))  # (128 + 64)^-1/2 mscale^2 of Kimi K2.5
+V3 = float(np.float32(0.13523378))  # of DeepSeek-V3
+GARBAGE = (2**30, -7, -(2**31), 2**31 - 1)
+ROUND: Mapping[str, Callable[[Array], Array]] = {
+    "f32": lambda x: x,
+    "bf16": nx.round_bf16,
+    "f16": nx.round_f16,
+}
+GRID = {"f32": 18, "bf16": 14, "f16": 14}
+WIDTH, VALUES = 24, 16  # D and Dv of cases that are about something else
+
+
+def _all(dtype: str, out: str = "") -> dict[str, str]:
+    return {"q": dtype, "kv_pool": dtype, "out": out or dtype}
+
+
+@dataclass
+class Scene:
+    """Logical rows: q [R, N, H, D]; per request prefix [P, D], tree [n, D], parents [n]."""
+
+    seed: int
+    q: Array
+    prefix: list[Array]
+    tree: list[Array]
+    parents: list[Array]
+
+    @property
+    def nodes(self) -> int:
+        """Node slots N."""
+        return int(self.q.shape[1])
+
+    def visible(self, r: int) -> Array:
+        """Ancestors-or-self of each node: bool [n, n]."""
+        n = len(self.parents[r])
+        sees = np.zeros((n, n), bool)
+        for i in range(n):
+            if i > 0:
+                sees[i] = sees[self.parents[r][i]]
+            sees[i, i] = True
+        return sees
+
+    def inputs(
+        self,
+        page: int = 1,
+        part: str = "whole",
+        *,
+        poison: float = NAN,
+        shuffle: bool = True,
+        visible: Sequence[Array] | None = None,
+        spare_pages: int = 1,
+    ) -> dict[str, Array]:
+        """The arguments of one call; whatever no node sees holds `poison` or garbage."""
+        R, N, _, D = self.q.shape
+        counts = [-(-len(p) // page) for p in self.prefix]
+        n_tree = sum(map(len, self.tree))
+        total = sum(counts) + -(-n_tree // page) + spare_pages
+        order = _permutation(self.seed + 7, total) if shuffle else np.arange(total)
+        pool = np.full((total * page, D), poison)
+        max_pages = max(counts, default=0) + 1
+        table = np.resize(np.array(GARBAGE, np.int32), (R, max_pages))
+        slots = np.resize(np.array(GARBAGE, np.int32), (R, N))
+        marks = np.full((R, N, N), 0xA5, np.uint8)
+        start = 0
+        free = (order[sum(counts) :, None] * page + np.arange(page)).ravel()
+        if shuffle:
+            free = free[_permutation(self.seed + 8, len(free))]
+        for r in range(R):
+            pages = order[start : start + counts[r]]
+            start += counts[r]
+            table[r, : counts[r]] = pages
+            t = np.arange(len(self.prefix[r]))
+            pool[pages[t // page] * page + t % page] = self.prefix[r]
+            n = len(self.tree[r])
+            mine, free = free[:n], free[n:]
+            slots[r, :n] = mine
+            pool[mine] = self.tree[r]
+            marks[r, :n, :n] = self.visible(r) if visible is None else visible[r]
+        found = {
+            "q": self.q,
+            "kv_pool": pool,
+            "n_nodes": np.array([len(t) for t in self.tree], np.int32),
+        }
+        if part != "tail":
+            found["page_table"] = table
+            found["prefix_len"] = np.array([len(p) for p in self.prefix], np.int32)
+        if part != "prefix":
+            found["tree_slots"] = slots
+            found["visible"] = marks
+        return found
+
+
+def _permutation(seed: int, n: int) -> Array:
+    return np.argsort(nx.raw_bits(seed, n), kind="stable")
+
+
+def _parents(seed: int, n: int, shape: str) -> Array:
+    if shape == "chain":
+        return np.arange(n) - 1
+    if shape == "star":
+        return np.zeros(n, np.int64)
+    below = np.maximum(np.arange(n), 1)
+    return (nx.integers(seed, (n,), 0, 1 << 20) * below) >> 20
+
+
+def scene(
+    seed: int,
+    sizes: Sequence[tuple[int, int]],
+    *,
+    H: int = 2,
+    D: int = WIDTH,
+    N: int | None = None,
+    dtype: str = "f32",
+    trees: str | Sequence[str] = "random",
+    gain: float = 1.0,
+) -> Scene:
+    """Random rows for requests of (prefix length, nodes); queries of pad nodes are NaN."""
+    N = max((n for _, n in sizes), default=0) if N is None else N
+    R = len(sizes)
+
+    def normal(offset: int, shape: tuple[int, ...]) -> Array:
+        return ROUND[dtype](nx.normal(seed + offset, shape, GRID[dtype]))
+
+    q = ROUND[dtype](normal(1, (R, N, H, D)) * gain)
+    for r, (_, n) in enumerate(sizes):
+        q[r, n:] = NAN
+    shapes = [trees] * R if isinstance(trees, str) else list(trees)
+    return Scene(
+        seed,
+        q,
+        [normal(100 + 2 * r, (p, D)) for r, (p, _) in enumerate(sizes)],
+        [normal(101 + 2 * r, (n, D)) for r, (_, n) in enumerate(sizes)],
+        [_parents(seed + 50 + r, n, shapes[r]) for r, (_, n) in enumerate(sizes)],
+    )
+
+
+def _needle(x: Scene, r: int, prefix: Sequence[int], tree: Sequence[int], Dv: int) -> None:
+    """Give the named rows nearly all the mass of whoever sees them, by the first rope column.
+
+    The values of rows are untouched, so that which row was seen shows in every column.
+    """
+    x.q[r, : len(x.tree[r]), :, Dv] = 4.0
+    for rows, named in ((x.prefix[r], prefix), (x.tree[r], tree)):
+        rows[:, Dv] = -2.0
+        for j in named:
+            rows[j, Dv] = 3.875 + 4.0
+    # 4 * (7.875 + 2) * scale: 5 nats above the rest at K25
+
+
+def _membership(x: Scene, Dv: int, window: int, group: int, stride: int) -> None:
+    """Equal scores, and values that name keys: column c marks the keys of one group.
+
+    q is zero but for the rope part, where keys are zero: every score is exactly 0. Keys from
+    `window` on (counted over prefix, then tree) are named, `group` to a column; with `stride` 1
+    neighbours share a column, else keys `stride` apart do.
+    """
+    x.q[..., :Dv] = np.where(np.isnan(x.q[..., :Dv]), NAN, 0.0)
+    for prefix, tree in zip(x.prefix, x.tree, strict=True):
+        rows = np.concatenate([prefix, tree])
+        rows[:] = 0.0
+        j = np.arange(len(rows)) - window
+        column = j // group if stride == 1 else j % stride
+        named = (j >= 0) & (column < Dv) & (j < group * Dv)
+        rows[np.flatnonzero(named), column[named]] = 1.0
+        prefix[:], tree[:] = rows[: len(prefix)], rows[len(prefix) :]
+
+
+def _attrs(page: int = 1, part: str = "whole", Dv: int = VALUES, scale: float = K25) -> Attrs:
+    return {"scale": scale, "page_size": page, "part": part, "Dv": Dv}
+
+
+# --- families -----------------------------------------------------------------------------------
+
+
+def _random(
+    seed: int, sizes: Sequence[tuple[int, int]], page: int = 1, part: str = "whole", **shape: Any
+) -> Callable[[], Arrays]:
+    return lambda: scene(seed, sizes, **shape).inputs(page, part)
+
+
+def _needles(
+    seed: int, size: tuple[int, int], prefix: Sequence[int], tree: Sequence[int], page: int,
+    *, D: int = WIDTH, Dv: int = VALUES, dtype: str = "f32", H: int = 2, trees: str = "random",
+) -> Callable[[], Arrays]:  # fmt: skip
+    def make() -> Arrays:
+        x = scene(seed, [size], D=D, dtype=dtype, H=H, trees=trees)
+        _needle(x, 0, prefix, tree, Dv)
+        return x.inputs(page)
+
+    return make
+
+
+def _members(
+    seed: int, sizes: Sequence[tuple[int, int]], page: int, *, Dv: int, D: int, window: int = 0,
+    group: int = 8, stride: int = 1, dtype: str = "f32", H: int = 1, part: str = "whole",
+    trees: str = "random",
+) -> Callable[[], Arrays]:  # fmt: skip
+    def make() -> Arrays:
+        x = scene(seed, sizes, D=D, dtype=dtype, H=H, trees=trees)
+        _membership(x, Dv, window, group, stride)
+        return x.inputs(page, part)
+
+    return make
+
+
+def _large_strangers() -> Arrays:
+    """Rows that a node must not see score 60 nats higher and hold values of 2^10."""
+    x = scene(300, [(20, 12), (33, 9)], trees=("random", "star"))
+    for r in range(2):
+        _needle(x, r, (), (), VALUES)
+        x.tree[r][1:, VALUES] = 7.875
+        leaves = [j for j in range(1, len(x.tree[r])) if not np.any(x.parents[r][1:] == j)]
+        for j in leaves:
+            x.tree[r][j, :VALUES] = np.where(x.tree[r][j, :VALUES] < 0, -1024.0, 1024.0)
+            x.tree[r][j, VALUES] = 100.0
+    return x.inputs(16)
+
+
+def _unseen_rows(poison: float) -> Arrays:
+    """Tree rows that nobody sees, not even their own node, hold poison."""
+    x = scene(310, [(18, 9), (0, 7)])
+    visible = [x.visible(r) for r in range(2)]
+    for r, unseen in ((0, (3, 8)), (1, (0, 5))):
+        for j in unseen:
+            visible[r][:, j] = False
+            x.tree[r][j] = poison
+    return x.inputs(16, poison=poison, visible=visible)
+
+
+def _masked_rows() -> Arrays:
+    """Nodes that see nothing at all, beside nodes that do."""
+    x = scene(320, [(0, 8), (0, 5), (3, 4)])
+    visible = [x.visible(r) for r in range(3)]
+    visible[0][[2, 7]] = False
+    visible[1][:] = False
+    visible[2][1] = False  # sees the prefix still
+    return x.inputs(16, visible=visible)
+
+
+def _not_a_tree() -> Arrays:
+    """Any mask is legal: a checkerboard, with bytes other than 1 for visible."""
+    x = scene(330, [(5, 9)])
+    i, j = np.arange(9)[:, None], np.arange(9)[None, :]
+    marks = np.where((i * 3 + j * 5) % 4 < 2, 1, 0).astype(np.uint8)
+    inputs = x.inputs(1)
+    inputs["visible"][0] = marks * np.array([1, 2, 4, 128, 255, 1, 254, 16, 2], np.uint8)
+    return inputs
+
+
+def _shifted(seed: int, level: float, spread: float) -> Callable[[], Arrays]:
+    """All scores near `level`: the first rope column adds it, at scale 1/8."""
+
+    def make() -> Arrays:
+        x = scene(seed, [(70, 6), (0, 5)])
+        x.q = np.ldexp(np.rint(np.ldexp(x.q, 9)), -10)
+        x.q[..., VALUES] = np.where(np.isnan(x.q[..., VALUES]), NAN, 256.0)
+        for rows in (*x.prefix, *x.tree):
+            rows[:] = np.ldexp(np.rint(np.ldexp(rows, 10)), -10)  # so that scores are exact
+            rows[:, VALUES] = level * 8 / 256 + np.rint(rows[:, VALUES] * spread * 4) / 16
+        return x.inputs(16)
+
+    return make
+
+
+def _ascending() -> Arrays:
+    """Scores that rise over the keys: the running maximum changes in each tile."""
+    x = scene(350, [(140, 3)])
+    x.q[..., VALUES] = 4.0
+    for rows, first in ((x.prefix[0], 0), (x.tree[0], 140)):
+        rows[:, VALUES] = (np.arange(len(rows)) + first) / 8 - 12
+    return x.inputs(16)
+
+
+def _descending() -> Arrays:
+    x = scene(351, [(140, 3)])
+    x.q[..., VALUES] = 4.0
+    for rows, first in ((x.prefix[0], 0), (x.tree[0], 140)):
+        rows[:, VALUES] = 12 - (np.arange(len(rows)) + first) / 8
+    return x.inputs(16)
+
+
+def _halves() -> Arrays:
+    """First half of the keys 15 nats below the second, with values that still show."""
+    x = scene(352, [(128, 3)])
+    x.q[..., VALUES] = 4.0
+    x.q[..., :VALUES] = 0.0
+    x.prefix[0][:, VALUES] = np.where(np.arange(128) < 64, -26.0, 0.0)
+    x.prefix[0][:64, :VALUES] *= 2.0**20
+    x.tree[0][:, VALUES] = 0.0
+    return x.inputs(16)
+
+
+def _equal_keys() -> Arrays:
+    """Exact ties: every key occurs twice or more, values differ in the columns past D's keys."""
+    x = scene(360, [(24, 6)])
+    x.prefix[0][:] = x.prefix[0][np.arange(24) // 3]
+    x.tree[0][:] = x.prefix[0][0]
+    return x.inputs(16)
+
+
+def _large_values() -> Arrays:
+    """Values near 2^100 and subnormal ones; scores stay small (q is 0 there)."""
+    x = scene(370, [(9, 4)])
+    x.q[..., :VALUES] = 0.0
+    for rows in (x.prefix[0], x.tree[0]):
+        rows[:, :5] = np.ldexp(np.rint(rows[:, :5] * 64), 94)
+        rows[:, 5:10] = np.ldexp(np.rint(rows[:, 5:10] * 64), -149)
+        rows[:, 10:13] = np.where(rows[:, 10:13] < 0, -0.0, 0.0)
+    return x.inputs(1)
+
+
+def _outlier_channels() -> Arrays:
+    """A few columns 30 times the rest, as in recorded activations."""
+    x = scene(380, [(60, 6)], dtype="bf16")
+    for rows in (*x.prefix, *x.tree):
+        rows[:, [3, 17]] = nx.round_bf16(np.rint(rows[:, [3, 17]] * 32))
+        rows[:, 3] = nx.round_bf16(rows[:, 3] + 64.0)
+    x.q[..., [3, 17]] = np.ldexp(x.q[..., [3, 17]], -4)
+    x.q = nx.round_bf16(np.ldexp(np.rint(np.ldexp(x.q, 14)), -14))
+    return x.inputs(16)
+
+
+def _scaled(seed: int, gain: float, dtype: str = "f32") -> Callable[[], Arrays]:
+    def make() -> Arrays:
+        x = scene(seed, [(50, 7)], dtype=dtype)
+        grid = GRID[dtype]
+        x.q = ROUND[dtype](np.ldexp(np.rint(np.ldexp(x.q * gain, grid)), -grid))
+        return x.inputs(16)
+
+    return make
+
+
+def _page_out_of_range() -> Arrays:
+    """One fault a request, good requests between them."""
+    x = scene(400, [(20, 3)] * 12, H=1)
+    inputs = x.inputs(16)
+    pages = len(inputs["kv_pool"]) // 16
+    inputs["page_table"][1, 1] = pages  # first page past the pool
+    inputs["page_table"][2, 0] = -1
+    inputs["prefix_len"][4] = 3 * 16 + 1  # one row more than the table names
+    inputs["page_table"][4] = inputs["page_table"][4, 0]
+    inputs["prefix_len"][5] = -1
+    inputs["tree_slots"][6, 2] = pages * 16
+    inputs["tree_slots"][7, 0] = -1
+    inputs["n_nodes"][8] = 4
+    inputs["n_nodes"][9] = -1
+    inputs["page_table"][10, 0] = 2**31 - 1  # 32-bit page * 16 wraps to -16
+    return inputs
+
+
+def _page_wraps() -> Arrays:
+    """Page ids whose slot wraps to a valid one in 32 bits."""
+    x = scene(405, [(20, 2)] * 4)
+    inputs = x.inputs(16)
+    inputs["page_table"][1, 0] = 2**28  # times 16 = 2^32, which is slot 0 in 32 bits
+    inputs["page_table"][2, 1] = 2**28 + 1
+    return inputs
+
+
+def _unused_out_of_range() -> Arrays:
+    """Everything that may hold garbage does; nothing of it may be refused."""
+    x = scene(410, [(16, 3), (0, 4), (17, 0), (1, 1)])
+    inputs = x.inputs(16)
+    inputs["prefix_len"][2] = -5  # an inactive request is not read
+    inputs["page_table"][2] = -1
+    return inputs
+
+
+def _pool_edge() -> Arrays:
+    """The pool ends inside a page: a used row past its end is refused, an unused one is not."""
+    x = scene(415, [(20, 2), (20, 2), (16, 2)])
+    inputs = x.inputs(16, shuffle=False, spare_pages=2)
+    inputs["kv_pool"] = inputs["kv_pool"][: 16 * 7 + 5].copy()
+    inputs["kv_pool"][16 * 7 :] = x.prefix[1][:5]
+    inputs["page_table"][0, 1] = 7  # needs rows 0..3 of page 7: there
+    inputs["page_table"][1, 1] = 7
+    inputs["prefix_len"][1] = 22  # needs rows 0..5: one is missing
+    return inputs
+
+
+def _real(
+    layer: int, rows: Sequence[int], queries: Sequence[int], heads: slice, prefix: int, page: int,
+    dtype: str, part: str = "whole",
+) -> Callable[[], Arrays]:  # fmt: skip
+    """Recorded queries and latent rows, on a grid of 2^-14."""
+
+    def make() -> Arrays:
+        taken = recorded.load(f"mla_layer{layer}")
+
+        def snap(a: Array) -> Array:
+            return ROUND[dtype](np.ldexp(np.rint(np.ldexp(a.astype(np.float64), 14)), -14))
+
+        kv, q = snap(taken["kv"][list(rows)]), snap(taken["q"][list(queries)][:, heads])
+        n = len(q)
+        x = Scene(
+            500 + layer, q[None], [kv[:prefix]], [kv[prefix : prefix + n]],
+            [_parents(500 + layer, n, "random")],
+        )  # fmt: skip
+        return x.inputs(page, part)
+
+    return make
+
+
+def cases() -> Iterator[Case]:
+    """All cases, in order."""
+    yield from _named()
+    yield from _masks()
+    yield from _pages()
+    yield from _sizes()
+    yield from _scores()
+    yield from _dtypes()
+    yield from _refusals()
+    yield from _recorded()
+
+
+def _named() -> Iterator[Case]:
+    """Shapes of production, and the same shapes narrowed to fit the small tier."""
+    shapes = (
+        ("h16_p2048_b16", 16, 2048, 17),
+        ("h64_p128_b32", 64, 128, 33),
+        ("h64_p512_b8", 64, 512, 9),
+        ("h8_p0_b8", 8, 0, 9),
+        ("h32_p1024_b24", 32, 1024, 25),
+        ("h8_p2048_b32", 8, 2048, 33),
+    )
+    for seed, (name, H, P, N) in enumerate(shapes):
+        for dtype, profile in (("f32", "f32"), ("bf16", "bf16_f32acc_pbf16")):
+            yield Case(
+                name=name if dtype == "f32" else f"{name}_bf16",
+                catches="any fault that shows at production shape",
+                inputs=_random(10 * seed, [(P, N)], 64 if dtype == "bf16" else 1, H=H, D=576,
+                               dtype=dtype),
+                attrs=_attrs(64 if dtype == "bf16" else 1, Dv=512), dtypes=_all(dtype),
+                profile=profile, family="random", seed=10 * seed, tier="full",
+            )  # fmt: skip
+    narrow = (
+        ("h16_p2048_b16_narrow", 16, 2048, 17, 10, 4, "bf16", ("scale_from_width",)),
+        ("h64_p128_b32_narrow", 64, 128, 33, 3, 1, "bf16", ("heads_past_32",)),
+        ("h64_p512_b8_narrow", 64, 512, 9, 6, 2, "f32", ("heads_past_32",)),
+        ("h8_p0_b8_narrow", 8, 0, 9, 24, 16, "f32", ("tree_skipped_without_prefix",)),
+        ("h32_p1024_b24_narrow", 32, 1024, 25, 6, 2, "bf16", ("prefix_window_256",)),
+        ("h8_p2048_b32_narrow", 8, 2048, 33, 10, 4, "bf16", ("sees_all_nodes",)),
+    )
+    for seed, (name, H, P, N, D, Dv, dtype, kills) in enumerate(narrow):
+        yield Case(
+            name=name,
+            catches="heads, prefix and budget of a production shape: head and tile limits",
+            inputs=_random(100 + 10 * seed, [(P, N)], 64, H=H, D=D, dtype=dtype),
+            attrs=_attrs(64, Dv=Dv, scale=1.0 if D < 24 else K25), dtypes=_all(dtype),
+            profile="f32" if dtype == "f32" else "bf16_f32acc_pbf16", family="random",
+            seed=100 + 10 * seed, kills=kills,
+        )  # fmt: skip
+
+
+def _masks() -> Iterator[Case]:
+    yield Case(
+        name="random",
+        catches="wrong mask, scale, lse or layout: nothing special, everything shows",
+        inputs=_random(200, [(20, 9), (37, 12)], 16), attrs=_attrs(16), profile="f32",
+        family="random", seed=200, flags=("ragged",),
+        kills=("causal_mask", "sees_all_nodes", "sibling_leak", "no_self", "parent_only",
+               "mask_transposed", "root_not_seen", "lse_base_2", "scale_from_width",
+               "scale_missing", "rope_first", "rope_dropped", "page_table_of_request_0",
+               "prefix_len_of_request_0", "mask_of_request_0", "query_of_request_0",
+               "mask_stride_n_nodes", "head_0_query", "lse_is_max", "lse_without_max",
+               "p_rounded_to_bf16", "o_in_bf16"),
+        wrong=("causal_instead_of_ancestor", "sees_siblings", "no_self", "lse_base_2",
+               "scale_is_width_power_minus_half", "rope_first"),
+    )  # fmt: skip
+    yield Case(
+        name="chain",
+        catches="control: a linear tree, where causal and ancestor masks agree",
+        inputs=_random(210, [(20, 9)], 16, trees="chain"),
+        attrs=_attrs(16),
+        profile="f32",
+        family="random",
+        seed=210,
+        kills=("mask_transposed", "prefix_is_causal"),
+        wrong=("mask_transposed",),
+    )
+    yield Case(
+        name="star",
+        catches="siblings that see one another: only the root is an ancestor",
+        inputs=_random(220, [(20, 9)], 16, trees="star"),
+        attrs=_attrs(16),
+        profile="f32",
+        family="random",
+        seed=220,
+        kills=("causal_mask", "sibling_leak"),
+        wrong=("causal_instead_of_ancestor", "sees_siblings"),
+    )
+    yield Case(
+        name="same_size_other_topology",
+        catches="one request's mask used for all: equal node counts hide it",
+        inputs=_random(230, [(10, 8)] * 3, trees=("chain", "star", "random")),
+        attrs=_attrs(),
+        profile="f32",
+        family="random",
+        seed=230,
+        flags=("ragged",),
+        kills=("mask_of_request_0",),
+    )
+    yield Case(
+        name="large_strangers",
+        catches="a leak from siblings or cousins: their rows dominate and hold large values",
+        inputs=_large_strangers,
+        attrs=_attrs(16),
+        profile="f32",
+        family="needle",
+        seed=300,
+        kills=("causal_mask", "sibling_leak", "sees_all_nodes"),
+        wrong=("causal_instead_of_ancestor", "sees_siblings"),
+    )
+    for name, poison in (("unseen_rows_nan", NAN), ("unseen_rows_inf", INF)):
+        yield Case(
+            name=name,
+            catches="a masked row multiplied by a weight of zero instead of skipped",
+            inputs=partial(_unseen_rows, poison), attrs=_attrs(16), profile="f32",
+            family="poison", seed=310, flags=("poison",), kills=("unseen_row_times_zero",),
+        )  # fmt: skip
+    yield Case(
+        name="rows_that_see_nothing",
+        catches="a fully masked row: NaN, the mean of V, or lse +inf instead of (0, -inf)",
+        inputs=_masked_rows,
+        attrs=_attrs(16),
+        profile="f32",
+        family="extreme",
+        seed=320,
+        kills=("empty_lse_is_plus_inf", "empty_row_is_mean", "empty_row_is_nan"),
+        wrong=("empty_lse_is_plus_inf", "empty_row_is_mean"),
+    )
+    yield Case(
+        name="any_mask",
+        catches="a mask taken for granted to be a tree, or visible bytes compared with 1",
+        inputs=_not_a_tree,
+        attrs=_attrs(),
+        profile="f32",
+        family="hand",
+        seed=330,
+        kills=("visible_is_bit_0", "mask_transposed", "no_self"),
+    )
+    yield Case(
+        name="pad_nodes",
+        catches="nodes past n_nodes attended, seen or not written",
+        inputs=_random(240, [(12, 3), (5, 7), (9, 1)], N=8),
+        attrs=_attrs(),
+        profile="f32",
+        family="poison",
+        seed=240,
+        flags=("ragged", "poison"),
+        kills=("pad_nodes_seen", "pad_rows_computed", "pad_rows_not_written"),
+    )
+    for dtype, profile in (("f32", "f32"), ("bf16", "bf16_f32acc_pbf16")):
+        for name, window, group, stride in (
+            ("start", 0, 4, 1), ("end", 83, 4, 1), ("regrouped", 83, 4, VALUES),
+        ):  # fmt: skip
+            yield Case(
+                name=f"membership_{name}" + ("" if dtype == "f32" else "_bf16"),
+                catches="a dropped or leaked key: equal scores, and columns that name the keys",
+                inputs=_members(
+                    600, [(130, 17)], 16, Dv=VALUES, D=WIDTH, window=window, group=group,
+                    stride=stride, dtype=dtype,
+                ),
+                attrs=_attrs(16), dtypes=_all(dtype), profile=profile, family="membership",
+                seed=600, flags=("membership",),
+                kills=("last_prefix_key_dropped", "causal_mask", "sibling_leak", "no_self",
+                       "one_past_prefix") if name != "start" else ("first_prefix_key_dropped",),
+                wrong=("last_prefix_key_dropped",)
+                if (name, dtype) == ("end", "f32") else (),
+            )  # fmt: skip
+    yield Case(
+        name="membership_mla",
+        catches="a dropped or leaked key, read out at D 576, Dv 512",
+        inputs=_members(610, [(33, 4)], 16, Dv=512, D=576, group=1, dtype="bf16"),
+        attrs=_attrs(16, Dv=512),
+        dtypes=_all("bf16"),
+        profile="bf16_f32acc_pbf16",
+        family="membership",
+        seed=610,
+        flags=("membership",),
+        kills=("last_prefix_key_dropped", "first_prefix_key_dropped", "sibling_leak"),
+    )
+
+
+def _pages() -> Iterator[Case]:
+    for page in (1, 16, 64):
+        yield Case(
+            name=f"pages_of_{page}",
+            catches="page ids taken for slots, token index for page index, pages in pool order",
+            inputs=_random(700 + page, [(page + 3, 3), (2 * page, 4), (max(page - 1, 1), 2)], page),
+            attrs=_attrs(page),
+            profile="f32",
+            family="random",
+            seed=700 + page,
+            flags=("ragged", "poison"),
+            kills=("tree_rows_follow_prefix", "page_table_ignored")
+            + (("page_id_is_slot", "partial_page_skipped") if page > 1 else ())
+            + (("page_size_is_16",) if page == 64 else ()),
+            wrong=("page_id_is_slot",) if page == 16 else (),
+        )
+    for page in (16, 64):
+        for prefix in (0, 1, page - 1, page, page + 1):
+            for where in ("last", "first") if prefix > 1 else ("last",):
+                at = prefix - 1 if where == "last" else 0
+                kills: tuple[str, ...] = ()
+                if prefix:
+                    kills = (f"{where}_prefix_key_dropped",)
+                if where == "last" and prefix % page:
+                    kills += ("partial_page_skipped",)
+                if prefix == 0:
+                    kills = ("tree_skipped_without_prefix",)
+                if page == 64 and (where == "first" or prefix < 63):
+                    continue
+                yield Case(
+                    name=f"needle_{where}_of_{prefix}_page_{page}",
+                    catches="the key at the edge of prefix and page: it holds the mass",
+                    inputs=_needles(800 + prefix + page, (prefix, 3),
+                                    [at] if prefix else [], [] if prefix else [0], page),
+                    attrs=_attrs(page), profile="f32", family="needle",
+                    seed=800 + prefix + page, kills=kills,
+                )  # fmt: skip
+    yield Case(
+        name="needle_past_the_prefix",
+        catches="one key too many: the slot behind the prefix dominates",
+        inputs=_stale_tail,
+        attrs=_attrs(16),
+        profile="f32",
+        family="needle",
+        seed=820,
+        kills=("one_past_prefix", "page_tail_read"),
+    )
+    yield Case(
+        name="page_tails_nan",
+        catches="page tails or unused pages read and multiplied by zero",
+        inputs=_random(830, [(13, 3), (30, 2)], 16),
+        attrs=_attrs(16),
+        profile="f32",
+        family="poison",
+        seed=830,
+        flags=("poison", "ragged"),
+        kills=("one_past_prefix", "page_tail_times_zero"),
+    )
+    yield Case(
+        name="page_tails_large",
+        catches="page tails read: they hold large finite values",
+        inputs=lambda: scene(830, [(13, 3), (30, 2)]).inputs(16, poison=2.0**40),
+        attrs=_attrs(16),
+        profile="f32",
+        family="poison",
+        seed=830,
+        flags=("poison", "ragged"),
+        kills=("one_past_prefix",),
+    )
+    yield Case(
+        name="part_prefix",
+        catches="the prefix part with a causal end, as a chunked prefill would have",
+        inputs=_random(850, [(21, 5), (40, 9)], 16, "prefix"),
+        attrs=_attrs(16, "prefix"),
+        profile="f32",
+        family="random",
+        seed=850,
+        flags=("ragged",),
+        kills=("prefix_is_causal", "last_prefix_key_dropped"),
+    )
+    yield Case(
+        name="part_tail",
+        catches="the tail part: tree rows alone",
+        inputs=_random(860, [(21, 5), (40, 9)], 16, "tail"),
+        attrs=_attrs(16, "tail"),
+        profile="f32",
+        family="random",
+        seed=860,
+        flags=("ragged",),
+        kills=("causal_mask", "no_self"),
+        wrong=("causal_instead_of_ancestor",),
+    )
+    yield Case(
+        name="part_prefix_empty",
+        catches="the prefix part without a prefix: every row is empty",
+        inputs=_random(870, [(0, 3), (2, 2)], 16, "prefix"),
+        attrs=_attrs(16, "prefix"),
+        profile="f32",
+        family="extreme",
+        seed=870,
+        kills=("empty_row_is_nan",),
+    )
+    yield Case(
+        name="parts_f32_out",
+        catches="parts that go to a merge: f32 out of bf16 rows, not rounded to bf16",
+        inputs=_random(880, [(50, 5)], 16, "prefix", dtype="bf16"),
+        attrs=_attrs(16, "prefix"),
+        dtypes=_all("bf16", "f32"),
+        profile="bf16_f32acc_pbf16_f32out",
+        family="random",
+        seed=880,
+    )
+
+
+def _stale_tail() -> Arrays:
+    """A rejected row still stands behind the prefix; it would win every query."""
+    x = scene(820, [(19, 3)])
+    _needle(x, 0, [], [], VALUES)
+    inputs = x.inputs(16, poison=2.0)
+    page = int(inputs["page_table"][0, 1])
+    inputs["kv_pool"][page * 16 + 3 : page * 16 + 16, VALUES] = 100.0
+    return inputs
+
+
+def _sizes() -> Iterator[Case]:
+    for n in (1, 2, 31, 32, 33, 63, 64, 65):
+        kills: tuple[str, ...] = ()
+        if n >= 33:
+            kills = ("columns_past_32_hidden", "mask_word_wraps")
+        if n == 65:
+            kills += ("columns_past_64_hidden",)
+        yield Case(
+            name=f"nodes_{n}",
+            catches="mask words and node tiles at their edges: the last rows dominate",
+            inputs=_wide_tree(900 + n, n),
+            attrs=_attrs(1, Dv=4, scale=0.5),
+            profile="f32",
+            family="needle_alt",
+            seed=900 + n,
+            kills=kills,
+        )
+    for keys in (63, 64, 65, 127, 129):
+        kills = ()
+        if keys in (65, 129):
+            kills = ("tail_tile_dropped",)
+        if keys % 64:
+            kills += ("tail_tile_weighs_one",)
+        yield Case(
+            name=f"keys_{keys}",
+            catches="key tiles at their edges; padded keys of a tile that count as exp(0)",
+            inputs=_negative_scores(1000 + keys, keys),
+            attrs=_attrs(1, Dv=8, scale=0.5),
+            profile="f32",
+            family="needle",
+            seed=1000 + keys,
+            kills=kills,
+        )
+    for D, Dv in ((1, 1), (33, 31), (65, 64), (40, 40), (17, 0)):
+        yield Case(
+            name=f"width_{D}_values_{Dv}",
+            catches="row widths that are no multiple of a vector",
+            inputs=_random(1100 + D, [(10, 4)], 1, D=D),
+            attrs=_attrs(1, Dv=Dv),
+            profile="f32",
+            family="random",
+            seed=1100 + D,
+            kills=(("width_tail_dropped",) if D in (33, 65, 40, 17) else ())
+            + (("value_tail_not_written",) if Dv in (31, 40) else ()),
+        )
+    for H in (1, 3, 17):
+        yield Case(
+            name=f"heads_{H}",
+            catches="head tiles: counts below, between and above a tile",
+            inputs=_random(1200 + H, [(9, 3)], 1, H=H),
+            attrs=_attrs(),
+            profile="f32",
+            family="random",
+            seed=1200 + H,
+            kills=("heads_past_16",) if H == 17 else (),
+        )
+    yield Case(
+        name="head_and_node_order",
+        catches="lse laid out as [R, H, N], or out as [R, H, N, Dv]",
+        inputs=_random(1220, [(9, 5)], 1, H=3),
+        attrs=_attrs(),
+        profile="f32",
+        family="random",
+        seed=1220,
+        kills=("lse_heads_first", "out_heads_first"),
+        wrong=("lse_heads_first",),
+    )
+    yield Case(
+        name="ragged_batch",
+        catches="any mix-up between requests; the last one is the largest",
+        inputs=_random(1230, [(0, 1), (5, 0), (33, 6), (1, 2), (64, 8)], 16),
+        attrs=_attrs(16), profile="f32", family="random", seed=1230,
+        flags=("ragged", "poison"),
+        kills=("page_table_of_request_0", "prefix_len_of_request_0", "query_of_request_0",
+               "tree_skipped_without_prefix"),
+    )  # fmt: skip
+    yield Case(
+        name="no_requests",
+        catches="an empty batch that crashes or fails",
+        inputs=lambda: scene(1240, [], N=3).inputs(16),
+        attrs=_attrs(16),
+        profile="f32",
+        seed=1240,
+        null_ok="there is nothing to write",
+    )
+    yield Case(
+        name="all_inactive",
+        catches="inactive requests that are refused or left unwritten",
+        inputs=_random(1250, [(0, 0), (5, 0)], 16, N=2),
+        attrs=_attrs(16),
+        profile="f32",
+        seed=1250,
+        kills=("pad_rows_not_written",),
+    )
+
+
+def _wide_tree(seed: int, n: int) -> Callable[[], Arrays]:
+    """Each node's own row and its parent's hold its mass: the last columns of the mask matter."""
+
+    def make() -> Arrays:
+        x = scene(seed, [(3, n)], H=1, D=8)
+        x.tree[0][:, 4] = np.arange(n) / 16.0  # later rows score higher
+        x.q[0, :, :, 4] = 3.0
+        return x.inputs(1)
+
+    return make
+
+
+def _negative_scores(seed: int, keys: int) -> Callable[[], Arrays]:
+    """All scores near -8, so that a padded key with score 0 would win; the last key stands out."""
+
+    def make() -> Arrays:
+        x = scene(seed, [(keys - 1, 1)], H=2, D=12)
+        x.q[..., 8:] = 0.0
+        x.q[..., 8] = 4.0
+        for rows in (x.prefix[0], x.tree[0]):
+            rows[:, 8] = -4.0
+        if keys > 1:
+            x.prefix[0][-1, 8] = -2.5
+        return x.inputs(1)
+
+    return make
+
+
+def _far(seed: int, dtype: str) -> Callable[[], Arrays]:
+    """D 576; in bf16 the pool is so large that element offsets pass 2^16."""
+    page, spare = (16, 6) if dtype == "bf16" else (1, 0)
+    return lambda: scene(seed, [(21, 2)], H=1, D=576, dtype=dtype).inputs(page, spare_pages=spare)
+
+
+def _scores() -> Iterator[Case]:
+    yield Case(
+        name="scores_near_minus_60000",
+        catches="a finite mask value such as -10000: every valid score is below it",
+        inputs=_shifted(340, -6e4, 1.0),
+        attrs=_attrs(16, scale=0.125),
+        profile="f32",
+        family="extreme",
+        seed=340,
+        kills=("masked_score_is_small", "no_max_shift"),
+    )
+    yield Case(
+        name="scores_near_2000",
+        catches="exp without the shift by the row maximum, or a constant shift",
+        inputs=_shifted(341, 2000.0, 1.0),
+        attrs=_attrs(16, scale=0.125),
+        profile="f32",
+        family="extreme",
+        seed=341,
+        kills=("no_max_shift", "constant_shift"),
+    )
+    yield Case(
+        name="ascending_scores",
+        catches="output or sum not rescaled when a later tile raises the maximum",
+        inputs=_ascending,
+        attrs=_attrs(16),
+        profile="f32",
+        family="needle_alt",
+        seed=350,
+        kills=("output_not_rescaled", "sum_not_rescaled"),
+    )
+    yield Case(
+        name="descending_scores",
+        catches="a later tile with a lower maximum that replaces the running one",
+        inputs=_descending,
+        attrs=_attrs(16),
+        profile="f32",
+        family="needle_alt",
+        seed=351,
+        kills=("tile_max_replaces_max",),
+    )
+    yield Case(
+        name="light_half",
+        catches="splits merged by equal weight, by base-2 weights, or a light split dropped",
+        inputs=_halves,
+        attrs=_attrs(16),
+        profile="f32",
+        family="needle_alt",
+        seed=352,
+        kills=("splits_averaged", "splits_merged_base_2", "light_split_dropped"),
+    )
+    yield Case(
+        name="equal_keys",
+        catches="exact ties: equal keys share the mass, none wins",
+        inputs=_equal_keys,
+        attrs=_attrs(16),
+        profile="f32",
+        family="tie",
+        seed=360,
+        kills=("ties_win_once",),
+    )
+    yield Case(
+        name="large_and_subnormal_values",
+        catches="sums that overflow, or lose signs and subnormals by more than a flush",
+        inputs=_large_values,
+        attrs=_attrs(1),
+        profile="f32",
+        family="extreme",
+        seed=370,
+        kills=("causal_mask",),
+    )
+    yield Case(
+        name="outlier_channels",
+        catches="columns far larger than the rest, as in recorded activations",
+        inputs=_outlier_channels,
+        attrs=_attrs(16),
+        dtypes=_all("bf16"),
+        profile="bf16_f32acc_pbf16",
+        family="scaled",
+        seed=380,
+        kills=("scale_missing", "lse_base_2"),
+    )
+    for name, gain in (("sharp", 4.0), ("flat", 2.0**-10)):
+        yield Case(
+            name=f"{name}_softmax",
+            catches="logits four times as large, or nearly zero: base, scale and weight faults",
+            inputs=_scaled(390, gain),
+            attrs=_attrs(16),
+            profile="f32",
+            family="scaled",
+            seed=390,
+            kills=("lse_base_2", "no_self"),
+        )
+    for name, scale in (("v3", V3), ("one", 1.0), ("quarter_power", 2.0**-5)):
+        yield Case(
+            name=f"scale_{name}",
+            catches="a scale that is computed instead of read",
+            inputs=_random(395, [(20, 4)], 1),
+            attrs=_attrs(scale=scale),
+            profile="f32",
+            family="random",
+            seed=395,
+            kills=("scale_from_width",) + (("scale_missing",) if scale != 1.0 else ()),
+            wrong=("scale_is_width_power_minus_half",) if scale == V3 else (),
+        )
+
+
+def _dtypes() -> Iterator[Case]:
+    table = (
+        ("bf16", "bf16_f32acc_pbf16"), ("bf16", "bf16_f32acc"), ("bf16", "bf16_splits_bf16"),
+        ("f16", "f16_f32acc"), ("f16", "f16_f32acc_pf16"), ("f32", "tf32"),
+    )  # fmt: skip
+    for seed, (dtype, profile) in enumerate(table):
+        yield Case(
+            name=f"profile_{profile}",
+            catches="mask, scale or lse faults in this arithmetic",
+            inputs=_random(1300 + seed, [(30, 6), (17, 9)], 16, dtype=dtype),
+            attrs=_attrs(16),
+            dtypes=_all(dtype),
+            profile=profile,
+            family="random",
+            seed=1300 + seed,
+            flags=("ragged",),
+            kills=("causal_mask", "no_self", "lse_base_2", "scale_missing", "rope_first"),
+        )
+    for dtype, profile in (("f32", "f32"), ("bf16", "bf16_f32acc_pbf16")):
+        yield Case(
+            name=f"mla_{dtype}",
+            catches="D 576 and Dv 512: latent and rope halves, value width, softmax scale",
+            inputs=_far(1320, dtype),
+            attrs=_attrs(16 if dtype == "bf16" else 1, Dv=512),
+            dtypes=_all(dtype),
+            profile=profile,
+            family="random",
+            seed=1320,
+            kills=("rope_first", "scale_from_width", "lse_base_2", "scale_missing")
+            + (("offset_in_16_bits",) if dtype == "bf16" else ()),
+        )
+    yield Case(
+        name="mla_needle_bf16",
+        catches="D 576, Dv 512: the last key of the prefix and each node's own row",
+        inputs=_needles(1330, (17, 3), [16], [0, 1, 2], 16, D=576, Dv=512, dtype="bf16", H=1),
+        attrs=_attrs(16, Dv=512),
+        dtypes=_all("bf16"),
+        profile="bf16_f32acc_pbf16",
+        family="needle",
+        seed=1330,
+        kills=("last_prefix_key_dropped", "no_self", "rope_dropped"),
+    )
+    yield Case(
+        name="f16_small_weights",
+        catches="P in f16 that flushes weights which together matter",
+        inputs=_random(1340, [(300, 2)], 16, H=1, dtype="f16"),
+        attrs=_attrs(16),
+        dtypes=_all("f16"),
+        profile="f16_f32acc_pf16",
+        family="random",
+        seed=1340,
+        kills=("tail_tile_dropped",),
+    )
+
+
+def _refusals() -> Iterator[Case]:
+    yield Case(
+        name="refused_requests",
+        catches="out-of-range pages, slots and lengths that are used; the rest of the batch is ok",
+        inputs=_page_out_of_range, attrs=_attrs(16), profile="f32", family="hand", seed=400,
+        flags=("ragged",),
+        kills=("bad_page_accepted", "bad_slot_accepted", "long_prefix_accepted",
+               "many_nodes_accepted", "bad_request_fails_batch", "refused_rows_not_written"),
+    )  # fmt: skip
+    yield Case(
+        name="page_ids_that_wrap",
+        catches="page times page size in 32 bits: an absurd page id becomes a valid slot",
+        inputs=_page_wraps,
+        attrs=_attrs(16),
+        profile="f32",
+        family="hand",
+        seed=405,
+        kills=("slot_in_32_bits",),
+    )
+    yield Case(
+        name="unused_garbage",
+        catches="unused table entries, slots or inactive requests refused or read",
+        inputs=_unused_out_of_range,
+        attrs=_attrs(16),
+        profile="f32",
+        family="poison",
+        seed=410,
+        flags=("ragged", "poison"),
+        kills=("unused_page_refused", "inactive_request_checked"),
+    )
+    yield Case(
+        name="pool_ends_inside_a_page",
+        catches="a page checked whole instead of the rows that are used",
+        inputs=_pool_edge,
+        attrs=_attrs(16),
+        profile="f32",
+        family="hand",
+        seed=415,
+        kills=("whole_page_checked", "page_start_checked"),
+    )
+
+
+def _recorded() -> Iterator[Case]:
+    for layer, kills in ((0, ("causal_mask",)), (14, ("first_prefix_key_dropped",)), (29, ())):
+        yield Case(
+            name=f"recorded_layer_{layer}",
+            catches="real activations: attention sinks, outlier columns, sharp and flat heads",
+            inputs=_real(layer, range(34), range(0, 12, 3), slice(4, 5), 30, 1, "bf16"),
+            attrs=_attrs(Dv=512, scale=0.125), dtypes=_all("bf16"),
+            profile="bf16_f32acc_pbf16", family="real", seed=500 + layer, kills=kills,
+            provenance=recorded.provenance(f"mla_layer{layer}"),
+        )  # fmt: skip
+        yield Case(
+            name=f"recorded_layer_{layer}_full",
+            catches="real activations: attention sinks, outlier columns, sharp and flat heads",
+            inputs=_real(layer, range(512), range(16), slice(0, 9), 496, 64, "f16"),
+            attrs=_attrs(64, Dv=512, scale=0.125), dtypes=_all("f16"),
+            profile="f16_f32acc_pf16", family="real", seed=500 + layer, tier="full",
+            provenance=recorded.provenance(f"mla_layer{layer}"),
+        )  # fmt: skip
+
+
+# --- known-wrong conventions --------------------------------------------------------------------
+
+
+def _masked_as(
+    change: Callable[[Array, int, Arrays, int], Array],
+) -> Reference:
+    """The reference under another mask: `change(visible [n, n], n, inputs, r)`."""
+
+    def wrong(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+        x = dict(inputs)
+        if "visible" in inputs:
+            marks = inputs["visible"].copy()
+            for r in range(len(marks)):
+                n = min(max(int(inputs["n_nodes"][r]), 0), marks.shape[1])
+                marks[r, :n, :n] = change(marks[r, :n, :n] != 0, n, inputs, r)
+            x["visible"] = marks
+        return attention(x, attrs)
+
+    return wrong
+
+
+def _causal(sees: Array, n: int, inputs: Arrays, r: int) -> Array:
+    return np.tril(np.ones((n, n), bool))
+
+
+def _with_siblings(sees: Array, n: int, inputs: Arrays, r: int) -> Array:
+    above = sees & ~np.eye(n, dtype=bool)
+    same = np.all(above[:, None, :] == above[None, :, :], axis=2)
+    return np.asarray(sees | same)
+
+
+def _without_self(sees: Array, n: int, inputs: Arrays, r: int) -> Array:
+    return np.asarray(sees & ~np.eye(n, dtype=bool))
+
+
+def _transposed(sees: Array, n: int, inputs: Arrays, r: int) -> Array:
+    return sees.T
+
+
+def _lse_base_2(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    found = attention(inputs, attrs)
+    return {**found, "lse": found["lse"] / 0.6931471805599453}
+
+
+def _lse_heads_first(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    found = attention(inputs, attrs)
+    lse = found["lse"]
+    return {**found, "lse": lse.transpose(0, 2, 1).reshape(lse.shape)}
+
+
+def _width_scale(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return attention(inputs, {**attrs, "scale": float(np.sqrt(1.0 / inputs["q"].shape[3]))})
+
+
+def _rope_first(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    turn = inputs["q"].shape[3] - int(attrs["Dv"])
+    x = {**inputs, "q": np.roll(inputs["q"], -turn, 3),
+         "kv_pool": np.roll(inputs["kv_pool"], -turn, 1)}  # fmt: skip
+    return attention(x, attrs)
+
+
+def _page_id_is_slot(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    page = int(attrs["page_size"])
+    table = inputs["page_table"]
+    rows = np.repeat(table, page, axis=1) + np.tile(np.arange(page), table.shape[1])
+    x = {**inputs, "page_table": rows,
+         "kv_pool": np.nan_to_num(inputs["kv_pool"], nan=0.0)}  # fmt: skip
+    return attention(x, {**attrs, "page_size": 1})
+
+
+def _prefix_less_one(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return attention({**inputs, "prefix_len": np.maximum(inputs["prefix_len"] - 1, 0)}, attrs)
+
+
+def _empty_plus_inf(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    found = attention(inputs, attrs)
+    return {**found, "lse": np.where(found["lse"] == -INF, INF, found["lse"])}
+
+
+def _empty_mean(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    found = attention(inputs, attrs)
+    everyone = _masked_as(lambda sees, n, _x, _r: np.ones((n, n), bool) | sees)
+    flat = everyone({**inputs, "q": inputs["q"] * 0.0}, attrs, "")
+    n_nodes = inputs["n_nodes"]
+    real = np.arange(inputs["q"].shape[1])[None, :] < n_nodes[:, None]
+    empty = (found["lse"] == -INF) & real[:, :, None]
+    return {**found, "out": np.where(empty[..., None], flat["out"], found["out"])}
+
+
+WRONG: Mapping[str, Reference] = {
+    "causal_instead_of_ancestor": _masked_as(_causal),
+    "sees_siblings": _masked_as(_with_siblings),
+    "no_self": _masked_as(_without_self),
+    "mask_transposed": _masked_as(_transposed),
+    "lse_base_2": _lse_base_2,
+    "lse_heads_first": _lse_heads_first,
+    "scale_is_width_power_minus_half": _width_scale,
+    "rope_first": _rope_first,
+    "page_id_is_slot": _page_id_is_slot,
+    "last_prefix_key_dropped": _prefix_less_one,
+    "empty_lse_is_plus_inf": _empty_plus_inf,
+    "empty_row_is_mean": _empty_mean,
+}
