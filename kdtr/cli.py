@@ -272,6 +272,17 @@ def validate(files: tuple[str, ...], deep: bool) -> None:
 
 
 @cli.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--rename", is_flag=True, help="Percent-encode names that KDTR forbids.")
+def convert(source: str, target: str, rename: bool) -> None:
+    """Convert SOURCE to TARGET: .kdtr from or to .safetensors or .npz, without loss."""
+    from kdtr import convert as formats
+
+    click.echo(f"{formats.convert(source, target, rename)}  {target}")
+
+
+@cli.command()
 @click.option(
     "--engine",
     "engines",

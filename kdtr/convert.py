@@ -446,3 +446,26 @@ def _read_npy(where: str, info: zipfile.ZipInfo, member: IO[bytes]) -> _Part:
     array: Array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
     little = np.ascontiguousarray(array, ours.storage)
     return _Part(name, ours.name, shape, little.reshape(-1).view(np.uint8).data)
+
+
+# --- by suffix ----------------------------------------------------------------------------------
+
+_OUT: Final = {".safetensors": to_safetensors, ".npz": to_npz}
+_IN: Final = {".safetensors": from_safetensors, ".npz": from_npz}
+
+
+def convert(source: PathLike, target: PathLike, rename: bool = False) -> str:
+    """Convert between `.kdtr` and `.safetensors` or `.npz`, as the suffixes say.
+
+    Returns the identity of the KDTR file. Raises KdtrError for other pairs of suffixes.
+    """
+    pair = Path(source).suffix, Path(target).suffix
+    if pair[0] in _IN and pair[1] == ".kdtr":
+        return _IN[pair[0]](source, target, rename)
+    if pair[0] == ".kdtr" and pair[1] in _OUT:
+        _OUT[pair[1]](source, target)
+        with container.open(source) as file:
+            return file.identity
+    raise KdtrError(
+        "convert", "no such conversion", ".kdtr from or to .safetensors or .npz", " to ".join(pair)
+    )

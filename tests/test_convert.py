@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from click.testing import CliRunner
 from malformed.generate import CASES
 from malformed.mutate import mutants
 
 from kdtr import container, convert, dtypes
+from kdtr.cli import cli
 from kdtr.errors import FormatError, KdtrError
 
 FORMATS: dict[str, tuple[Callable[..., None], Callable[..., str]]] = {
@@ -81,6 +83,16 @@ def test_awkward_names_and_values_come_back(suffix: str, tmp_path: Path) -> None
         {"__metadata__": {"role": "input"}},
     )
     assert there_and_back(data, suffix, tmp_path) == data
+
+
+@BOTH
+def test_the_command_goes_by_suffix(suffix: str, tmp_path: Path) -> None:
+    identity = container.write(tmp_path / "a.kdtr", {"x": np.arange(3)})
+    for source, target in (("a.kdtr", f"a.{suffix}"), (f"a.{suffix}", "b.kdtr")):
+        done = CliRunner().invoke(cli, ["convert", str(tmp_path / source), str(tmp_path / target)])
+        assert done.output == f"{identity}  {tmp_path / target}\n"
+    with pytest.raises(KdtrError, match=r"got \.npz to \.txt"):
+        convert.convert("a.npz", "a.txt")
 
 
 SAMPLE = {
