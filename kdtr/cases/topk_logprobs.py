@@ -577,7 +577,7 @@ def cases() -> Iterator[Case]:
     )
     yield case(
         "one_token",
-        "V = 1: lse is the logit itself, exactly, and its log-prob is +0",
+        "V = 1: lse is the logit itself, exactly, and its log-prob is 0",
         lambda: np.asarray([[[0.1328125], [-37.5]], [[1e-3], [-0.0]]], np.float32).astype(float),
         1,
         kills=("request_stride",),
