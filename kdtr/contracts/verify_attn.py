@@ -93,6 +93,7 @@ CONTRACT = Contract(
         "tf32": "q, k, v and P rounded or truncated to tf32, f32 accumulators",
         "bf16_f32acc": "bf16 inputs, f32 accumulators of tensor cores; P in f32",
         "bf16_f32acc_pbf16": "as bf16_f32acc, P rounded to bf16 before P V",
+        "bf16_f32acc_pbf16_f32out": "as bf16_f32acc_pbf16, out in f32, as for a merge",
         "bf16_splits_bf16": "as bf16_f32acc_pbf16, split outputs stored in bf16 before the merge",
         "f16_f32acc": "f16 inputs, f32 accumulators of tensor cores; P in f32",
         "f16_f32acc_pf16": "as f16_f32acc, P rounded to f16 before P V",
