@@ -24,16 +24,16 @@ class HostMemory final : public Memory {
   std::string name() const override { return "CPU"; }
   void* alloc(std::size_t size) override {
     const std::size_t body = round_up(size, page_);
-    void* map =
-        ::mmap(nullptr, body + page_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    // Address space costs nothing: the fences are wide, so that a far write faults too.
+    void* map = ::mmap(nullptr, body + 2 * kFence, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED) fail("host memory", "mmap", std::to_string(body) + " bytes", "none");
-    auto* base = static_cast<std::byte*>(map);
-    if (::mprotect(base + body, page_, PROT_NONE) != 0) fail("host memory", "mprotect failed");
+    auto* base = static_cast<std::byte*>(map) + kFence;
+    if (::mprotect(base, body, PROT_READ | PROT_WRITE) != 0) fail("host memory", "mprotect failed");
     return base + (body - size);  // size is a multiple of 256
   }
   void release(void* data, std::size_t size) override {
     const std::size_t body = round_up(size, page_);
-    ::munmap(static_cast<std::byte*>(data) - (body - size), body + page_);
+    ::munmap(static_cast<std::byte*>(data) - (body - size) - kFence, body + 2 * kFence);
   }
   void upload(void* to, const void* from, std::size_t size) override {
     std::memcpy(to, from, size);
@@ -44,6 +44,7 @@ class HostMemory final : public Memory {
   void sync() override {}
 
  private:
+  static constexpr std::size_t kFence = 1u << 20;
   std::size_t page_ = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 };
 
@@ -272,6 +273,12 @@ void Buffer::poison(DLDataType dtype, Poison pattern) {
     for (std::size_t i = 0; i < payload_; i += size)
       std::memcpy(payload + i, &bits, std::min(size, payload_ - i));
   }
+  arm();
+}
+
+void Buffer::scribble(Poison pattern) {
+  // Every float format reads 0xFF as NaN, and 0x5B as a number.
+  std::memset(image_.data() + kGuard, pattern == Poison::kA ? 0xFF : 0x5B, payload_);
   arm();
 }
 

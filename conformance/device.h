@@ -45,6 +45,7 @@ class Buffer {
   // Renew the guards, and the payload with bytes or with a pattern that suits `dtype`.
   void fill(std::span<const std::byte> bytes);
   void poison(DLDataType dtype, Poison pattern);
+  void scribble(Poison pattern);  // workspace: no dtype, and no poison of an output
   // What the kernel left. Then `bytes` is the payload and `damage` says which guard was hit:
   // "wrote 12 B past `out`", or "".
   void collect();

@@ -164,7 +164,7 @@ class Bench {
         buffer.fill(a.initial);
       }
     }
-    if (workspace_ != nullptr) workspace_->poison(dtype_of<float>, pattern);
+    if (workspace_ != nullptr) workspace_->scribble(pattern);
     call_.forget_requests();
     result.error = engine_.run(call_.call());
     try {

@@ -1,0 +1,217 @@
+// Broken plug-ins get the verdict they deserve, and none takes the judge down.
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "check.h"
+#include "tiny.h"
+
+namespace {
+
+const std::string kBin = KDTR_BINARY_DIR;
+std::string scratch;
+
+struct Ran {
+  int exit = -1;
+  std::string output;
+};
+
+Ran shell(const std::string& command) {
+  Ran ran;
+  std::FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
+  char buffer[4096];
+  while (const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
+    ran.output.append(buffer, n);
+  ran.exit = WEXITSTATUS(::pclose(pipe));
+  return ran;
+}
+
+Ran judge(const std::string& engine, const std::string& arguments) {
+  return shell("'" + kBin + "/kdtr-conform' run --engine '" + kBin + "/" + engine + "' " +
+               arguments);
+}
+
+// One fixture on one fault: exit status, status word and a part of the text.
+void expect(const std::string& fault, int exit, const std::string& status,
+            const std::string& text = "", const std::string& options = "") {
+  const Ran ran = judge("libkdtr_broken.so:" + fault,
+                        "--timeout 2 " + options + " " + scratch + "/tiny@1/ordinary.kdtr");
+  const int before = failures;
+  CHECK_EQ(ran.exit, exit);
+  CHECK_HAS(ran.output, status + "  tiny@1/ordinary");
+  CHECK_HAS(ran.output, text);
+  if (failures != before)
+    std::fprintf(stderr, "^ fault `%s`, exit %d:\n%s\n", fault.c_str(), ran.exit,
+                 ran.output.c_str());
+}
+
+void verdicts() {
+  expect("correct", 0, "PASS");
+  expect("zeros", 1, "FAIL", "`y` is all zeros");
+  expect("zeros", 1, "FAIL",
+         "7 of 7 differ; first at [N=0]: got 0 (0x00000000), want 2 (0x40000000)");
+  expect("zeros", 1, "FAIL", "this case catches: a test's own mistakes");
+  expect("zeros", 1, "FAIL", "again: kdtr-conform run --engine ");
+  expect("wrong_sign", 1, "FAIL", "diagnosis: equals `negated`");
+  expect("untouched", 1, "FAIL", "`y` was never written");
+  expect("early_return", 1, "FAIL",
+         "3 elements of `y` were never written; all the others are right");
+  expect("early_return", 1, "FAIL", "`y`: all at N >= 4");
+  expect("changes_input", 1, "FAIL", "engine changed input `x` at byte 14 of 28");
+  expect("writes_past", 1, "FAIL", "wrote 12 B past `y`");
+  expect("writes_before", 1, "FAIL", "wrote 8 B before `y`");
+  expect("writes_far", 1, "CRASH", "SIGSEGV");
+  expect("writes_far", 1, "CRASH", "B past the end of `y`");
+  expect("reads_far", 1, "CRASH", "B past the end of `x`");
+  expect("small_workspace", 1, "FAIL", "wrote 24 B past `workspace` of 16 B");
+  expect("reads_workspace", 1, "FAIL", "y: output depends on uninitialised memory, first at [N=1]");
+  expect("reads_output", 1, "FAIL", "y:");
+  expect("random", 1, "FAIL", "bits differ from run to run, first at [N=4]");
+  expect("hang", 1, "TIMEOUT", "no answer within 2 s");
+  expect("segfault", 1, "CRASH", "killed by SIGSEGV");
+  expect("abort", 1, "CRASH", "killed by SIGABRT");
+  expect("exit", 1, "CRASH", "exited with 0 in the middle of the case");
+  expect("error", 1, "FAIL", "run failed: tiny: out of luck");
+  expect("asks_undeclared", 1, "FAIL", "kernel asked for 'bias', which tiny@1 does not declare");
+  expect("asks_undeclared_attribute", 1, "FAIL", "kernel asked for 'alpha', which tiny@1 does not");
+  expect("never_asks_attribute", 1, "FAIL", "kernel never used attribute 'scale'");
+  expect("never_asks_output", 1, "FAIL", "kernel never used 'z'");
+  expect("nan", 1, "FAIL", "z: 7 of 7 beyond the hard budget");
+  expect("low_precision", 0, "QUALITY_WARNING", "z: 7 of 7 above the gate");
+  expect("off_by_more", 1, "FAIL", "`z` is the right value plus 0.0019");
+  expect("unsupported", 2, "NOT_SUPPORTED", "only on Tuesdays");
+  expect("unsupported", 77, "NOT_SUPPORTED", "only on Tuesdays", "--skip-code 77");
+  expect("other_profile", 2, "NOT_SUPPORTED",
+         "profile exact is not one of the engine's, bf16, tf32");
+  expect("one_output", 0, "PASS", "not checked, the engine does not write: z");
+  expect("no_outputs", 1, "VACUOUS", "nothing was checked");
+}
+
+// A crash or a hang costs one case: the next is judged.
+void the_next_case_is_judged() {
+  for (const char* fault : {"abort", "hang", "exit"}) {
+    const Ran ran = judge(std::string("libkdtr_broken.so:") + fault, "--timeout 1 " + scratch);
+    CHECK_EQ(ran.exit, 1);
+    CHECK_HAS(ran.output, "tiny@1/ordinary");
+    CHECK_HAS(ran.output, "tiny@1/second");
+    CHECK_HAS(ran.output, std::string("2 fixtures: 2 ") + (*fault == 'h' ? "TIMEOUT" : "CRASH"));
+  }
+}
+
+// An answer kept from the first call is right there, and wrong on the second case.
+void a_stale_answer_fails_the_second_case() {
+  const Ran ran = judge("libkdtr_broken.so:stale", scratch);
+  CHECK_EQ(ran.exit, 1);
+  CHECK_HAS(ran.output, "PASS  tiny@1/ordinary");
+  CHECK_HAS(ran.output, "FAIL  tiny@1/second");
+}
+
+void engines_that_do_not_load() {
+  const std::string one = scratch + "/tiny@1/ordinary.kdtr";
+  const auto refused = [&](const std::string& engine, const std::string& text) {
+    const Ran ran = judge(engine, one);
+    CHECK_EQ(ran.exit, 2);
+    CHECK_HAS(ran.output, text);
+  };
+  refused("libkdtr_wrong_abi.so", "plug-in abi_version, want 1, got 2");
+  refused("libkdtr_short_table.so", "plug-in table struct_size, want ");
+  refused("libkdtr_no_symbol.so", "exported symbol, want kdtr_plugin_v1, got none");
+  refused("libkdtr_absent.so", "library, want PATH[:configuration], got none");
+  refused("libkdtr_broken.so:refuses_to_start", "engine not created: no licence for this machine");
+  refused("libkdtr_broken.so:crash_at_start", "loading the engine: killed by SIGABRT");
+}
+
+void nothing_ran_is_never_a_pass() {
+  const std::string engine = "libkdtr_broken.so:correct";
+  CHECK_EQ(judge(engine, "--case no_such_case " + scratch).exit, 2);
+  std::filesystem::create_directories(scratch + "/empty");
+  CHECK_EQ(judge(engine, scratch + "/empty").exit, 2);
+  const Ran absent = judge(engine, scratch + "/absent");
+  CHECK_EQ(absent.exit, 2);
+  CHECK_HAS(absent.output, "no such file or folder");
+}
+
+void a_damaged_file_is_a_failing_test() {
+  const std::string folder = scratch + "/damaged/tiny@1";
+  std::filesystem::create_directories(folder);
+  tiny::Tiny fixture("damaged");
+  CHECK(fixture.save(folder + "/damaged.kdtr") == kdtr::Code::ok);
+  std::filesystem::resize_file(folder + "/damaged.kdtr", 700);
+  const Ran ran = judge("libkdtr_broken.so:correct", folder);
+  CHECK_EQ(ran.exit, 1);
+  CHECK_HAS(ran.output, "FAIL  tiny@1/damaged");
+  CHECK_HAS(ran.output, "E_TRUNCATED");
+}
+
+void known_failures() {
+  const std::string file = scratch + "/expect.txt";
+  const auto run = [&](const std::string& fault, const std::string& line) {
+    kdtr::conform::write_file(file, line + "\n");
+    return judge("libkdtr_broken.so:" + fault,
+                 "--expect " + file + " " + scratch + "/tiny@1/ordinary.kdtr");
+  };
+  Ran ran = run("zeros", "xfail tiny@1/* *broken* zeros are its nature");
+  CHECK_EQ(ran.exit, 0);
+  CHECK_HAS(ran.output, "XFAIL  tiny@1/ordinary");
+  ran = run("correct", "xfail tiny@1/* *broken* zeros are its nature");
+  CHECK_EQ(ran.exit, 1);
+  CHECK_HAS(ran.output, "XPASS  tiny@1/ordinary");
+  ran = run("zeros", "waive tiny@1/* *broken* 2999-12-31 https://example.org/issues/1");
+  CHECK_EQ(ran.exit, 0);
+  CHECK_HAS(ran.output, "WAIVED  tiny@1/ordinary");
+  ran = run("zeros", "waive tiny@1/* *broken* 2001-12-31 https://example.org/issues/1");
+  CHECK_EQ(ran.exit, 1);
+  CHECK_HAS(ran.output, "the waiver ended on 2001-12-31");
+  ran = run("zeros", "waive tiny@1/* *broken* soon https://example.org/issues/1");
+  CHECK_EQ(ran.exit, 2);
+  CHECK_HAS(ran.output, "expiry of a waiver, want YYYY-MM-DD, got soon");
+}
+
+void reports() {
+  const std::string json = scratch + "/out.jsonl", xml = scratch + "/out.xml";
+  const Ran ran = judge("libkdtr_broken.so:wrong_sign", "--json " + json + " --junit " + xml +
+                                                            " --save " + scratch + "/saved " +
+                                                            scratch + "/tiny@1/ordinary.kdtr");
+  CHECK_EQ(ran.exit, 1);
+  std::string lines = kdtr::conform::read_file(json);
+  const auto first = kdtr::conform::Json::parse(lines.substr(0, lines.find('\n')), json);
+  CHECK_EQ(first["kind"].text(), std::string("engine"));
+  CHECK_EQ(first["sha256"].text().size(), std::size_t{64});
+  lines.erase(0, lines.find('\n') + 1);
+  const auto second = kdtr::conform::Json::parse(lines.substr(0, lines.find('\n')), json);
+  CHECK_EQ(second["status"].text(), std::string("FAIL"));
+  CHECK_EQ(second["case"].text(), std::string("tiny@1/ordinary"));
+  CHECK_EQ(second["diagnosis"].items()[0].text(), std::string("equals `negated`"));
+  const auto& y = second["outputs"].items()[0];
+  CHECK_EQ(y["mismatches"].number(), 7.0);
+  CHECK_EQ(y["first"]["want_bits"].text(), std::string("0x40000000"));
+  CHECK_HAS(kdtr::conform::read_file(xml), "failures=\"1\"");
+  // What the engine gave, byte for byte.
+  auto saved = kdtr::File::open(second["saved"].text(), kdtr::Verify::deep);
+  CHECK(static_cast<bool>(saved));
+  kdtr::TensorView view;
+  CHECK(saved.get("y", view) == kdtr::Code::ok);
+  CHECK_EQ(view.as<float>().value()[6], -14.0f);
+}
+
+}  // namespace
+
+int main() {
+  scratch =
+      (std::filesystem::temp_directory_path() / ("kdtr_conform_test_" + std::to_string(::getpid())))
+          .string();
+  std::filesystem::create_directories(scratch + "/tiny@1");
+  CHECK(tiny::Tiny("ordinary").save(scratch + "/tiny@1/ordinary.kdtr") == kdtr::Code::ok);
+  CHECK(tiny::Tiny("second", 9).save(scratch + "/tiny@1/second.kdtr") == kdtr::Code::ok);
+  verdicts();
+  the_next_case_is_judged();
+  a_stale_answer_fails_the_second_case();
+  engines_that_do_not_load();
+  nothing_ran_is_never_a_pass();
+  a_damaged_file_is_a_failing_test();
+  known_failures();
+  reports();
+  std::filesystem::remove_all(scratch);
+  return failures == 0 ? 0 : 1;
+}
