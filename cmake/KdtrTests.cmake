@@ -26,6 +26,19 @@ function(kdtr_fuzz_programs pattern)
   endforeach()
 endfunction()
 
+# kdtr_test_plugins(<pattern>): plug-ins in C for the judge's tests, libkdtr_<file>.so each.
+function(kdtr_test_plugins pattern)
+  kdtr_glob(sources ${pattern})
+  foreach(source IN LISTS sources)
+    cmake_path(GET source STEM stem)
+    add_library(kdtr_${stem} SHARED ${source})
+    target_include_directories(kdtr_${stem} PRIVATE "${PROJECT_SOURCE_DIR}/engine/include")
+    # Not hidden: in C the one symbol is exported by default.
+    set_target_properties(kdtr_${stem} PROPERTIES C_VISIBILITY_PRESET default)
+    target_link_libraries(kdtr_${stem} PRIVATE m)
+  endforeach()
+endfunction()
+
 # kdtr_unit_tests(<part> <pattern>): each file is a program; it passes when it returns 0.
 function(kdtr_unit_tests part pattern)
   kdtr_glob(sources ${pattern})

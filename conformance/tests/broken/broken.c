@@ -61,7 +61,7 @@ static int workspace_size(void* engine, const kdtr_call* call, size_t* bytes) {
   return KDTR_OK;
 }
 
-static void spin(void) {
+__attribute__((noreturn)) static void spin(void) {
   for (;;) sleep(1);
 }
 
