@@ -36,7 +36,10 @@ def verdict(data: bytes) -> str:
 
 @pytest.fixture(scope="session")
 def cpp_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A function from files to the verdicts of the C++ reader, built with sanitizers."""
+    """A function from files to the verdicts of the C++ reader, built with sanitizers.
+
+    Files that it accepts also pass through the C++ writer, which must give the same bytes.
+    """
     tool = tmp_path_factory.mktemp("cpp") / "kdtr_validate"
     subprocess.run(
         [
@@ -52,7 +55,7 @@ def cpp_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def run(files: list[bytes]) -> list[str]:
         stream = b"".join(struct.pack("<I", len(f)) + f for f in files)
-        done = subprocess.run([tool, "--stream"], input=stream, capture_output=True, check=False)
+        done = subprocess.run([tool, "--rewrite"], input=stream, capture_output=True, check=False)
         assert done.returncode in (0, 1), done.stderr.decode()
         return done.stdout.decode().splitlines()
 

@@ -176,8 +176,10 @@ void metadata_keeps_every_type() {
   CHECK(index.meta_as<std::uint64_t>("large") == std::numeric_limits<std::uint64_t>::max());
   CHECK(!index.meta_as<std::int64_t>("large"));
   CHECK(index.meta_as<std::int64_t>("low") == std::numeric_limits<std::int64_t>::min());
-  CHECK(index.meta("nan")->bits == 0x7FF8ull << 48);
-  CHECK(hex(*index.meta_as<Bytes>("raw")) == "00ff");
+  const auto nan = index.meta("nan");
+  CHECK(nan && nan->bits == 0x7FF8ull << 48);
+  const auto raw = index.meta_as<Bytes>("raw");
+  CHECK(raw && hex(*raw) == "00ff");
   CHECK(index.meta_as<std::string_view>("text") == "h\xc3\xa9");
 }
 
@@ -255,7 +257,7 @@ void files_open_read_and_mapped() {
     kdtr::TensorView x;
     CHECK(file.get("x", x) == Code::ok);
     CHECK(reinterpret_cast<std::uintptr_t>(x.data.data()) % 256 == 0);
-    CHECK(std::memcmp(x.data.data(), values.data(), 24) == 0);
+    CHECK(hex(x.data) == hex(std::as_bytes(std::span(values))));
     CHECK(file.meta_as<std::string_view>("case") == "round trip");
     const kdtr::File moved = std::move(file);
     CHECK(moved[0].name == "x" && moved.meta_as<std::string_view>("case") == "round trip");

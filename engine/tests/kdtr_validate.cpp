@@ -1,15 +1,19 @@
 // Names the first rule that a KDTR file breaks, for comparing readers.
 //
 //   kdtr_validate FILE...   one line a file: path, code or OK, byte at fault, by tabs
+//   kdtr_validate --rewrite as --stream, and REWRITE for a good file that the C++ writer, given
+//                           its content, does not write back to the same bytes
 //   kdtr_validate --stream  the same without path for each file on stdin: u32 length, then bytes
 //
 // All rules are checked, with the SHA-256 digests. Exit status: 0 all good, 1 some bad, 2 usage.
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "kdtr/container.h"
+#include "kdtr/container_writer.h"
 
 namespace {
 
@@ -27,7 +31,44 @@ void print(kdtr::Code code, std::uint64_t fault) {
   std::printf("%s\t%lld\n", kdtr::code_name(code), at);
 }
 
-int stream() {
+// Calls `set` with the value as its C++ type.
+void copy_meta(const kdtr::MetaValue& value, const auto& set) {
+  const auto as = [&]<class T>() {
+    if (const std::optional<T> v = value.get<T>()) set(*v);
+  };
+  using Type = kdtr::MetaValue::Type;
+  if (value.type == Type::boolean) as.template operator()<bool>();
+  if (value.type == Type::i64) as.template operator()<std::int64_t>();
+  if (value.type == Type::u64) as.template operator()<std::uint64_t>();
+  if (value.type == Type::f64) as.template operator()<double>();
+  if (value.type == Type::utf8) as.template operator()<std::string_view>();
+  if (value.type == Type::bytes) as.template operator()<kdtr::Bytes>();
+}
+
+bool writes_back(kdtr::Bytes file) {
+  kdtr::Index index;
+  if (kdtr::parse(file, index) != kdtr::Code::ok) return false;
+  kdtr::ContainerWriter writer;
+  for (std::uint32_t i = index.tensor_count(); i-- > 0;) {
+    const kdtr::TensorView t = index.tensor(i, file);
+    writer.tensor(t.name, t.dtype, t.shape(), t.data);
+  }
+  for (std::uint32_t j = index.meta_count(); j-- > 0;) {
+    const kdtr::MetaEntry e = index.meta(j);
+    copy_meta(e.value, [&](const auto& value) {
+      if (e.owner == 0) {
+        writer.meta(e.key, value);
+      } else {
+        writer.tensor_meta(index.tensor(e.owner - 1, file).name, e.key, value);
+      }
+    });
+  }
+  std::vector<std::byte> out;
+  return writer.dump(out) == kdtr::Code::ok &&
+         std::equal(out.begin(), out.end(), file.begin(), file.end());
+}
+
+int stream(bool rewrite) {
   std::vector<std::byte> file;
   std::array<std::byte, 4> length;
   int status = 0;
@@ -38,6 +79,10 @@ int stream() {
     std::uint64_t fault = 0;
     const kdtr::Code code = classify(file, fault);
     if (code != kdtr::Code::ok) status = 1;
+    if (rewrite && code == kdtr::Code::ok && !writes_back(file)) {
+      std::printf("REWRITE\n");
+      continue;
+    }
     print(code, fault);
   }
   return status;
@@ -46,9 +91,10 @@ int stream() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 2 && std::strcmp(argv[1], "--stream") == 0) return stream();
+  if (argc == 2 && std::strcmp(argv[1], "--stream") == 0) return stream(false);
+  if (argc == 2 && std::strcmp(argv[1], "--rewrite") == 0) return stream(true);
   if (argc < 2) {
-    std::fprintf(stderr, "usage: kdtr_validate FILE... | --stream\n");
+    std::fprintf(stderr, "usage: kdtr_validate FILE... | --stream | --rewrite\n");
     return 2;
   }
   int status = 0;

@@ -159,8 +159,8 @@ class ContainerWriter {
 
  private:
   struct Value {
-    MetaValue::Type type;
-    std::uint64_t bits;
+    MetaValue::Type type = MetaValue::Type::boolean;
+    std::uint64_t bits = 0;
     std::string data;
   };
   using Meta = std::map<std::string, Value, std::less<>>;  // std::string compares as bytes
