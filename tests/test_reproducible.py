@@ -93,7 +93,7 @@ def run(numpy: Path, names: list[str], **settings: str) -> dict[str, object]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("numpy", "features", "core", "threads"),
-    product(("oldest", "newest"), ("on", "off"), ("default", "Haswell"), ("1", "2")),
+    list(product(("oldest", "newest"), ("on", "off"), ("default", "Haswell"), ("1", "2"))),
 )
 def test_bytes_do_not_depend_on_the_machine(
     numpy: str, features: str, core: str, threads: str
