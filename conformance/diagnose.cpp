@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <numbers>
 
 #include "value.h"
@@ -58,7 +59,12 @@ bool matches_wrong(const Fixture& fixture, const KnownWrong& known, const Output
   return any;
 }
 
-std::string multiple(double x) { return show_double(x); }
+// Fewer digits than a value: a factor found from one element carries that element's rounding.
+std::string multiple(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.6g", x);
+  return text;
+}
 
 void generic(const Failed& f, std::vector<std::string>& out) {
   const std::string name = "`" + f.comparison.output + "`";
@@ -125,7 +131,8 @@ void generic(const Failed& f, std::vector<std::string>& out) {
       varies = varies || f.gold(i) != f.gold(0);
     }
     if (shifted && varies)
-      out.push_back(name + " is shifted by one element " + (shift > 0 ? "up" : "down"));
+      out.push_back(name + " is shifted: element i holds the value of i " +
+                    (shift > 0 ? "- 1" : "+ 1"));
   }
   // Low precision: every value lies on a coarser grid and is the nearest one there.
   if (is_real && f.want.actual.bits > 16) {

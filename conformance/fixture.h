@@ -73,7 +73,8 @@ struct Fixture {
 // it is not a sound fixture: a failing test, never a skipped one.
 Fixture load_fixture(const std::string& path);
 
-// The .kdtr files under files and folders, sorted. Throws when a path does not exist.
+// The .kdtr files under files and folders, sorted; in folders those of profile recorded/1, which
+// are no fixtures, are left out. Throws when a path does not exist.
 std::vector<std::string> find_fixtures(const std::vector<std::string>& paths);
 
 }  // namespace kdtr::conform
