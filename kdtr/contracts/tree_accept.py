@@ -75,5 +75,7 @@ CONTRACT = Contract(
         "whatever the links say. Only what the walk reads is checked, since checking more would "
         "refuse trees whose unread slots hold the garbage of an earlier, larger batch."
     ),
-    limits="L 0..64, N 0..1025, R 0..256, V 0..2^31-1. Larger sizes fail the call with a message.",
+    limits=(
+        "L 0..64, N 0..1025, V 0..2^31-1; more fails the call with a message. R is tested to 256."
+    ),
 )

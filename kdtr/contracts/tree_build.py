@@ -108,7 +108,7 @@ CONTRACT = Contract(
         "f32 would merge paths that differ below 2^-24 and make ties that are not there."
     ),
     limits=(
-        "B 0..1024, L 0..64, K 0..1024, R 0..256. Larger sizes fail the call with a message. "
+        "B 0..1024, L 0..64, K 0..1024; more fails the call with a message. R is tested to 256. "
         "With B, L or K 0 the tree is the root alone; the inputs are validated all the same."
     ),
 )

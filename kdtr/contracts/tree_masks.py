@@ -89,5 +89,7 @@ CONTRACT = Contract(
         "acceptance rate; only the bits tell. Padded rows see the prefix because softmax over an "
         "empty row is NaN in most backends."
     ),
-    limits=("N 0..1025, R 0..256, T and T8 below 2^31. Larger sizes fail the call with a message."),
+    limits=(
+        "N 0..1025, T and T8 below 2^31; more fails the call with a message. R is tested to 256."
+    ),
 )

@@ -55,6 +55,7 @@ void run(Call& c, void*) {
   const auto predicts = c.out<std::int32_t>("predicts", "R N");
   const auto status = c.out<std::int32_t>("status", "R");
   const std::int64_t slots = c.dim("N"), steps = depth_limit + 1;
+  KDTR_CHECK(slots <= 1025, c.where("tokens"), "axis N", "at most 1025", slots);
 
   std::fill_n(accepted_tokens.data, accepted_tokens.numel(), -1);
   std::fill_n(predicts.data, predicts.numel(), -1);

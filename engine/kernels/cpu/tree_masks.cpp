@@ -87,6 +87,7 @@ void run(Call& c, void*) {
   const auto retrieve_index = c.out<std::int32_t>("retrieve_index", "R N");
   const auto status = c.out<std::int32_t>("status", "R");
   const std::int64_t total = c.dim("T"), total8 = c.dim("T8");
+  KDTR_CHECK(slots <= 1025, c.where("visible"), "axis N", "at most 1025", slots);
   KDTR_CHECK(total <= 0x7FFFFFFF, c.where("full"), "axis T", "below 2^31", total);
   KDTR_CHECK(total8 <= 0x7FFFFFFF, c.where("packed8"), "axis T8", "below 2^31", total8);
 
