@@ -8,10 +8,12 @@
 namespace kdtr::conform {
 namespace {
 
+constexpr std::size_t kLines = 4;  // nodes named; one is enough to find a fault
+
 struct Key {
   std::int64_t slot;
   bool visible;
-  std::string name;  // "prefix key 4093", "tree row 3"
+  std::string name;  // "prefix key 4093", "tree row 3 (a sibling)"
 };
 
 class Reader {
@@ -30,6 +32,20 @@ class Reader {
   const Fixture& f_;
 };
 
+// How tree row j is related to node i, judged by what both see.
+std::string relation(const Reader& read, std::int64_t row, std::int64_t n, std::int64_t i,
+                     std::int64_t j) {
+  const auto sees = [&](std::int64_t a, std::int64_t b) {
+    return read.integer("visible", (row + a) * n + b) != 0;
+  };
+  if (i == j) return "itself";
+  if (sees(i, j)) return "an ancestor";
+  if (sees(j, i)) return "a descendant";
+  for (std::int64_t k = 0; k < n; ++k)
+    if (k != i && k != j && sees(i, k) != sees(j, k)) return "of another branch";
+  return "a sibling";
+}
+
 // Every key that request r has: its prefix rows, then its tree rows.
 std::vector<Key> keys_of(const Fixture& f, std::int64_t r, std::int64_t node) {
   const Reader read(f);
@@ -43,9 +59,10 @@ std::vector<Key> keys_of(const Fixture& f, std::int64_t r, std::int64_t node) {
   if (const Argument* slots = f.argument("tree_slots")) {
     const std::int64_t n = slots->shape[1];
     for (std::int64_t j = 0; j < read.integer("n_nodes", r); ++j)
-      keys.push_back({read.integer("tree_slots", r * n + j),
-                      read.integer("visible", (r * n + node) * n + j) != 0,
-                      "tree row " + std::to_string(j)});
+      keys.push_back(
+          {read.integer("tree_slots", r * n + j),
+           read.integer("visible", (r * n + node) * n + j) != 0,
+           "tree row " + std::to_string(j) + " (" + relation(read, r * n, n, node, j) + ")"});
   }
   return keys;
 }
@@ -66,7 +83,7 @@ std::vector<std::string> check_membership(const Fixture& f, const Outputs& outpu
   for (std::int64_t r = 0; r < R; ++r) {
     const std::int64_t nodes = read.integer("n_nodes", r);
     if (nodes < 0 || nodes > N) continue;
-    for (std::int64_t i = 0; i < nodes && found.size() < 8; ++i) {
+    for (std::int64_t i = 0; i < nodes && found.size() < kLines; ++i) {
       const std::vector<Key> keys = keys_of(f, r, i);
       std::int64_t visible = 0;
       for (const Key& key : keys) visible += key.visible ? 1 : 0;
@@ -90,19 +107,22 @@ std::vector<std::string> check_membership(const Fixture& f, const Outputs& outpu
                            ", head " + std::to_string(h) + ": column " + std::to_string(column) +
                            " counts " + std::to_string(std::llabs(difference)) +
                            (difference > 0 ? " keys too many" : " keys too few");
-        // The keys that would explain every wrong column.
+        // The keys that would explain every wrong column, else those that explain the first.
         std::string suspects;
         int count = 0;
-        for (const Key& key : keys) {
-          if (key.visible != (difference < 0)) continue;
-          bool all = true;
-          for (const auto& [c, d] : off) all = all && names(key, c);
-          if (!all) continue;
-          if (++count <= 4) suspects += (suspects.empty() ? "" : ", ") + key.name;
+        for (const bool every : {true, false}) {
+          for (const Key& key : keys) {
+            if (key.visible != (difference < 0) || !names(key, column)) continue;
+            bool all = true;
+            for (const auto& [c, d] : off) all = all && names(key, c);
+            if (every && !all) continue;
+            if (++count <= 4) suspects += (suspects.empty() ? "" : ", ") + key.name;
+          }
+          if (count != 0) break;
         }
         if (count > 4) suspects += " and " + std::to_string(count - 4) + " more";
         if (!suspects.empty())
-          text += difference > 0 ? "; it sees, and must not: " + suspects
+          text += difference > 0 ? "; it sees, and must not, one of: " + suspects
                                  : "; it misses one of: " + suspects;
         found.push_back(text);
         break;

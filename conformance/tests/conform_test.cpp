@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "check.h"
+#include "fixture.h"
 #include "tiny.h"
 
 namespace {
@@ -195,6 +196,49 @@ void reports() {
   CHECK_EQ(view.as<float>().value()[6], -14.0f);
 }
 
+// A certificate binds the verdict to the library, the fixtures and the contract.
+void certificates() {
+  using kdtr::conform::Json;
+  const std::string file = scratch + "/tiny@1/ordinary.kdtr", lock = scratch + "/LOCK";
+  const std::string root = kdtr::conform::load_fixture(file).root;
+  const auto certify = [&](const std::string& fault, const std::string& named) {
+    kdtr::conform::write_file(lock, "case tiny@1/ordinary small " + named + "\n");
+    return shell("'" + kBin + "/kdtr-conform' certify --engine '" + kBin +
+                 "/libkdtr_broken.so:" + fault + "' --out " + scratch + "/certificate " + file);
+  };
+  const auto statement = [&] {
+    const std::string path = scratch + "/certificate/certificate.json";
+    return Json::parse(kdtr::conform::read_file(path), path);
+  };
+  Ran ran = certify("correct", root);
+  CHECK_EQ(ran.exit, 0);
+  CHECK_HAS(ran.output, "tiny@1      1");
+  Json s = statement();
+  CHECK_EQ(s["predicate"]["result"].text(), std::string("PASSED"));
+  CHECK_EQ(s["subject"].items()[0]["digest"]["sha256"].text(),
+           kdtr::conform::file_sha256(kBin + "/libkdtr_broken.so"));
+  CHECK_EQ(s["predicate"]["configuration"].items()[0]["digest"]["sha256"].text(),
+           kdtr::conform::file_sha256(lock));
+  CHECK_EQ(s["predicate"]["kdtr"]["contracts"]["tiny@1"].text(),
+           kdtr::conform::load_fixture(file).digest);
+  CHECK_EQ(s["predicate"]["passedTests"].items()[0].text(), std::string("tiny@1/ordinary"));
+
+  CHECK_EQ(certify("low_precision", root).exit, 0);
+  CHECK_EQ(statement()["predicate"]["result"].text(), std::string("WARNED"));
+  CHECK_EQ(certify("zeros", root).exit, 1);
+  CHECK_EQ(statement()["predicate"]["result"].text(), std::string("FAILED"));
+  CHECK_EQ(certify("unsupported", root).exit, 2);
+  s = statement();
+  CHECK_EQ(s["predicate"]["result"].text(), std::string("FAILED"));
+  CHECK_EQ(s["predicate"]["kdtr"]["skips"].items()[0]["why"].text(),
+           std::string("only on Tuesdays"));
+
+  // Another file under a published name certifies nothing.
+  ran = certify("correct", std::string(64, '0'));
+  CHECK_EQ(ran.exit, 1);
+  CHECK_HAS(ran.output, "not the published fixture: root " + root);
+}
+
 }  // namespace
 
 int main() {
@@ -212,6 +256,7 @@ int main() {
   a_damaged_file_is_a_failing_test();
   known_failures();
   reports();
+  certificates();
   std::filesystem::remove_all(scratch);
   return failures == 0 ? 0 : 1;
 }
