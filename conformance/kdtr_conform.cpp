@@ -43,6 +43,7 @@ options of run and certify:
   --junit FILE       results as JUnit XML
   --repeat N         run N times more; bits must not change
   --timeout S        seconds a case may take (60)
+  --python PATH      interpreter for an engine in Python (MODULE[:OBJECT] or cmd:PROGRAM)
   --no-isolate       in this process, for a debugger
   --expect FILE      known failures: xfail and waive lines
   --skip-code N      exit status when every case was skipped or not supported (2)
@@ -51,7 +52,7 @@ options of run and certify:
 
 struct Arguments {
   std::string command, engine, case_glob = "*", tier, save, json, md, junit, expect, out, lock,
-                               mutants;
+                               mutants, python;
   std::vector<std::string> ops, paths;
   int repeat = 0, skip_code = 2, fd = -1, jobs = 2;
   double timeout = 0;  // 0 = the command's own
@@ -121,6 +122,8 @@ Arguments parse(int argc, char** argv) {
       a.lock = value();
     } else if (flag == "--mutants") {
       a.mutants = value();
+    } else if (flag == "--python") {
+      a.python = value();
     } else if (flag == "--repeat") {
       a.repeat = to_integer(flag, value());
     } else if (flag == "--skip-code") {
@@ -223,6 +226,9 @@ int run(const Arguments& a, bool certify) {
   options.engine = a.engine;
   options.options.repeat = a.repeat;
   options.save = a.save;
+  options.python = a.python;
+  if (!a.python.empty() && !a.isolate)
+    fail("--no-isolate", "engine", "a library", a.engine + ", which --python runs");
   if (a.timeout > 0) options.timeout = a.timeout;
   Worker worker(options);
   std::unique_ptr<EngineHost> here;

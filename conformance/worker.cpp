@@ -91,18 +91,21 @@ void install_fault_handler(int out) {
 }
 
 int serve(const WorkerOptions& options, int out) {
-  install_fault_handler(out);
-  std::unique_ptr<EngineHost> engine;
   try {
-    engine = load_engine(options.engine);
-    write_all(out, to_json(describe(*engine)).dump() + "\n");
+    const std::unique_ptr<EngineHost> engine = load_engine(options.engine);
+    return serve(*engine, options, out);
   } catch (const Error& e) {
     write_all(out, Json(Json::Object{{"kind", "error"}, {"why", e.what()}}).dump() + "\n");
     return 2;
   }
+}
+
+int serve(EngineHost& engine, const WorkerOptions& options, int out) {
+  install_fault_handler(out);
+  write_all(out, to_json(describe(engine)).dump() + "\n");
   std::string path;
   while (std::getline(std::cin, path)) {
-    const Record record = judge_file(path, *engine, options);
+    const Record record = judge_file(path, engine, options);
     write_all(out, record.json.dump() + "\n");
     if (record.engine_lost) ::_exit(0);  // a sticky device error: the next case needs a new process
   }
@@ -113,7 +116,10 @@ void Worker::start() {
   int to[2], from[2];
   if (::pipe2(to, O_CLOEXEC) != 0 || ::pipe2(from, O_CLOEXEC) != 0)
     fail("worker", "pipe", "success", std::strerror(errno));
-  std::vector<std::string> words{"kdtr-conform", "worker", "--fd", std::to_string(from[1])};
+  const bool python = !options_.python.empty();
+  std::vector<std::string> words{"kdtr-conform", "worker"};
+  if (python) words = {options_.python, "-m", "kdtr.worker"};
+  words.insert(words.end(), {"--fd", std::to_string(from[1])});
   for (const std::string& word : options_.arguments()) words.push_back(word);
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -123,7 +129,7 @@ void Worker::start() {
   if (pid_ == 0) {
     ::dup2(to[0], STDIN_FILENO);
     ::fcntl(from[1], F_SETFD, 0);
-    ::execv("/proc/self/exe", argv.data());
+    ::execv(python ? argv[0] : "/proc/self/exe", argv.data());
     ::_exit(127);
   }
   ::close(to[0]);

@@ -14,8 +14,9 @@ namespace kdtr::conform {
 struct WorkerOptions {
   std::string engine;
   Options options;
-  std::string save;                            // folder for actual.kdtr of failures, or ""
-  double timeout = 60;                         // seconds a case
+  std::string save;     // folder for actual.kdtr of failures, or ""
+  double timeout = 60;  // seconds a case
+  std::string python;   // interpreter that runs `kdtr.worker` for engines in Python, or ""
   std::vector<std::string> arguments() const;  // the command line of the worker
 };
 
@@ -24,6 +25,8 @@ Record judge_file(const std::string& path, EngineHost& engine, const WorkerOptio
 
 // The worker's end: paths on stdin, one a line; JSON, one a line, on descriptor `out`.
 int serve(const WorkerOptions& options, int out);
+// The same for an engine that is already there.
+int serve(EngineHost& engine, const WorkerOptions& options, int out);
 
 // The judge's end. Starts a worker when there is none, and again after it died.
 class Worker {

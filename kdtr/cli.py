@@ -287,7 +287,8 @@ def convert(source: str, target: str, rename: bool) -> None:
     "--engine",
     "engines",
     multiple=True,
-    help="cpu, cuda, or the path of a plug-in; may be repeated. All that can run, by default.",
+    help="cpu, cuda, ./PLUGIN.so[:CONFIG], MODULE[:OBJECT] or cmd:PROGRAM; may be repeated. "
+    "All of the project's own that can run, by default.",
 )
 @click.option("--ops", multiple=True, metavar="OP", help="Only this op; may be repeated.")
 @click.option("--case", "pattern", default="*", help="Only cases that match this pattern.")
@@ -324,6 +325,8 @@ def certify(
     codes = []
     for one in engines:
         arguments: list[str | Path] = ["certify", "--engine", one, "--lock", goldens.LOCK]
+        if engine.in_python(one):
+            arguments += ["--python", sys.executable]
         if out is not None:
             folder = out / Path(one).stem
             folder.mkdir(parents=True, exist_ok=True)

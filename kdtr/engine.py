@@ -73,6 +73,16 @@ def resolve(spec: str) -> str:
     return f"{where}/libkdtr_{name}.so{colon}{config}"
 
 
+def in_python(spec: str) -> bool:
+    """Whether an engine is Python's (`MODULE[:OBJECT]`) or a program (`cmd:PROGRAM`).
+
+    Libraries are `cpu`, `cuda`, `mutants` or a path, which holds a slash.
+    """
+    if spec.startswith("cmd:"):
+        return True
+    return "/" not in spec and spec.partition(":")[0] not in ("cpu", "cuda", "mutants")
+
+
 def conform(arguments: Sequence[str | os.PathLike[str]]) -> int:
     """Run kdtr-conform and return its exit code. Raises EngineError when it was not built."""
     if why := missing():

@@ -98,6 +98,8 @@ class Engine:
 
 def _shape(value: Any) -> tuple[int, ...]:
     array = value[1] if isinstance(value, tuple) else value
+    if not hasattr(array, "__dlpack__"):
+        raise EngineError("call", "argument", "an object with __dlpack__", type(array).__name__)
     return tuple(int(n) for n in array.shape)
 
 

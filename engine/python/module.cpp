@@ -393,5 +393,15 @@ PYBIND11_MODULE(_core, m) {
             options.options.repeat = repeat;
             return kdtr::conform::judge_file(path, e.host(), options).json.dump();
           },
-          py::arg("path"), py::arg("repeat") = 0);
+          py::arg("path"), py::arg("repeat") = 0)
+      .def(
+          "serve",
+          [](PyHost& e, const std::string& spec, int repeat, const std::string& save, int fd) {
+            kdtr::conform::WorkerOptions options;
+            options.engine = spec;
+            options.options.repeat = repeat;
+            options.save = save;
+            return kdtr::conform::serve(e.host(), options, fd);
+          },
+          py::arg("spec"), py::arg("repeat"), py::arg("save"), py::arg("fd"));
 }

@@ -42,9 +42,7 @@ def unpack(
     return nx.round_bf16(out) if rounded else out
 
 
-def expert(
-    x: nx.Rounded, weights: tuple[nx.F64, nx.F64, nx.F64], swap: bool
-) -> nx.Rounded:
+def expert(x: nx.Rounded, weights: tuple[nx.F64, nx.F64, nx.F64], swap: bool) -> nx.Rounded:
     """down @ (silu(gate @ x) * (up @ x)) of rows x [n, D]."""
     gate, up, down = weights
     g, u = nx.linear(x, gate), nx.linear(x, up)

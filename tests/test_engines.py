@@ -1,0 +1,211 @@
+"""Anyone's kernel goes through the same door: a library, a Python object or a program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kdtr import ops
+from kdtr.errors import EngineError, KdtrError
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.engine
+
+
+def certify(folder: Path, engine: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of `kdtr certify` as run in `folder`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kdtr", "certify", "--engine", engine, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def write_engine(folder: Path, body: str) -> None:
+    head = "import numpy as np\n\n\ndef argmax(call):\n"
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    (folder / "engine_under_test.py").write_text(head + lines)
+
+
+def test_the_python_example_is_certified() -> None:
+    code, text = certify(ROOT / "examples" / "python_engine", "mine", "--ops", "argmax")
+    assert code == 0, text
+    assert "15 PASS" in text
+
+
+def test_a_partial_engine_is_certified_for_what_it_has() -> None:
+    code, text = certify(
+        ROOT / "examples" / "python_engine", "mine", "--ops", "argmax", "--ops", "tree_accept"
+    )
+    assert code == 0, text
+    assert "NOT_SUPPORTED" in text
+    assert "mine has no function tree_accept" in text
+
+
+def test_the_c_example_is_certified(tmp_path: Path) -> None:
+    library = tmp_path / "libmine.so"
+    cc = os.environ.get("CC", "cc")
+    source = ROOT / "examples" / "c_plugin" / "mine.c"
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-shared", "-fPIC"]
+    include = f"-I{ROOT / 'engine' / 'include'}"
+    subprocess.run([cc, *flags, include, str(source), "-o", str(library)], check=True)
+    code, text = certify(tmp_path, str(library), "--ops", "tree_accept")
+    assert code == 0, text
+    assert "PASS" in text
+
+
+def test_last_wins_argmax_is_named(tmp_path: Path) -> None:
+    write_engine(
+        tmp_path,
+        """
+x = call.inputs["logits"].numpy().astype(np.float32)
+call.outputs["ids"].write(x.shape[-1] - 1 - np.argmax(x[..., ::-1], -1))
+call.outputs["status"].write(0)
+""",
+    )
+    code, text = certify(tmp_path, "engine_under_test", "--ops", "argmax", "--case", "ties")
+    assert code == 1
+    assert "FAIL  argmax@1/ties" in text
+    assert "first at" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('raise ValueError("not today")', "ValueError: not today at engine_under_test.py:5"),
+        ('call.inputs["logit"]', "argmax@1 has no such argument: logit"),
+        ('call.outputs["ids"].write(0)', "kernel never used 'logits'"),
+        ("return", "kernel never used"),
+        ('call.inputs["logits"].write(0)', "View.write: argument is an input"),
+    ],
+)
+def test_a_broken_python_engine_is_told_why(tmp_path: Path, body: str, said: str) -> None:
+    write_engine(tmp_path, body)
+    code, text = certify(tmp_path, "engine_under_test", "--ops", "argmax", "--case", "ties")
+    assert code == 1, text
+    assert said in text
+
+
+def test_a_crash_of_python_is_a_result(tmp_path: Path) -> None:
+    write_engine(tmp_path, "import ctypes\nctypes.string_at(8)")
+    code, text = certify(tmp_path, "engine_under_test", "--ops", "argmax", "--case", "ti*")
+    assert code == 1
+    assert "CRASH" in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("no_such_module", "cannot import no_such_module"),
+        ("kdtr:nothing", "kdtr has no"),
+        ("cmd:./no_such_program", "cannot run the program"),
+        ("./no_such.so", "no_such.so"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path, engine: str, said: str) -> None:
+    code, text = certify(tmp_path, engine, "--ops", "argmax")
+    assert code == 2, text
+    assert said in text
+    assert "Traceback" not in text
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from kdtr import container
+if sys.argv[1] == "--ops":
+    print("argmax@1")
+    raise SystemExit
+call = container.open(sys.argv[1])
+x = call.values("logits")
+bad = np.isnan(x).any(axis=(1, 2))
+ids = np.argmax(x, -1) if x.size else np.full(x.shape[:2], -1)
+ids = np.where(bad[:, None], -1, ids).astype(np.int32)
+container.write(sys.argv[2], {"ids": ids, "status": bad.astype(np.int32)}, {}, {})
+"""
+
+
+def test_a_program_is_an_engine(tmp_path: Path) -> None:
+    program = tmp_path / "prog"
+    program.write_text(f"#!{sys.executable}\n{PROGRAM}")
+    program.chmod(0o755)
+    code, text = certify(tmp_path, "cmd:./prog", "--ops", "argmax")
+    assert code == 0, text
+    assert "15 PASS" in text
+
+
+def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
+    program = tmp_path / "prog"
+    program.write_text(
+        '#!/bin/sh\n[ "$1" = --ops ] && echo argmax@1 && exit\necho out of luck >&2\nexit 7\n'
+    )
+    program.chmod(0o755)
+    code, text = certify(tmp_path, "cmd:./prog", "--ops", "argmax", "--case", "ties")
+    assert code == 1
+    assert "7: out of luck" in text
+
+
+def test_kernels_run_on_arrays_without_copies() -> None:
+    cpu = ops.Engine("cpu")
+    logits = np.array([[[0.5, 2.0, 2.0], [-1.0, -3.0, -1.0]]], np.float32)
+    out = {"ids": np.empty((1, 2), np.int32)}
+    got = cpu.call("argmax", logits=logits, out=out)
+    assert got["ids"] is out["ids"]
+    assert got["ids"].tolist() == [[1, 0]]
+    assert got["status"].tolist() == [0]
+
+
+def test_bits_of_a_type_numpy_lacks_are_passed_by_name() -> None:
+    bits = np.array([[[0x3F80, 0x4000, 0xC000]]], np.uint16)  # 1, 2, -2 in bf16
+    assert ops.Engine("cpu").call("argmax", logits=("bf16", bits))["ids"].tolist() == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"logits": np.zeros((1, 2), np.float32)}, "rank"),
+        ({"logits": np.zeros((1, 2, 3), np.int32)}, "dtype"),
+        ({"logits": np.zeros((1, 2, 3), np.float32), "k": 3}, "unknown arguments"),
+        ({"logits": np.zeros((1, 2, 6), np.float32)[:, :, ::2]}, "C order"),
+        ({"logits": [1.0, 2.0]}, "__dlpack__"),
+    ],
+)
+def test_a_wrong_call_is_one_line(arguments: dict[str, object], said: str) -> None:
+    out = {"ids": np.empty((1, 2), np.int32), "status": np.empty(1, np.int32)}
+    with pytest.raises(KdtrError, match=said) as caught:
+        ops.Engine("cpu").call("argmax", out=out, **arguments)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_read_only_outputs_are_refused() -> None:
+    frozen = np.empty((1, 1), np.int32)
+    frozen.flags.writeable = False
+    with pytest.raises(EngineError, match="read-only"):
+        ops.Engine("cpu").call(
+            "argmax", logits=np.zeros((1, 1, 2), np.float32), out={"ids": frozen}
+        )
+
+
+def test_tree_build_from_python_matches_a_tree_by_hand() -> None:
+    lp = np.log(np.array([[[0.5, 0.25], [0.5, 0.25]]], np.float64)).astype(np.float32)
+    got = ops.Engine("cpu").call(
+        "tree_build",
+        logprobs=lp,
+        ids=np.array([[[7, 8], [9, 10]]], np.int32),
+        root_token=np.array([1], np.int32),
+        prefix_len=np.array([100], np.int32),
+        budget=3,
+        tie_order="ranks",
+    )
+    # 0.5 first; then 0.5*0.5 and 0.25 tie: the tuple (0, 0) comes before (1,).
+    assert got["tokens"].tolist() == [[1, 7, 9, 8]]
+    assert got["positions"].tolist() == [[100, 101, 102, 101]]
