@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "detail/floats.cuh"
+#include "detail/rows.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
@@ -15,30 +15,19 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
-constexpr int kVectors = 5;     // 16-byte vectors a thread holds
-constexpr int kFastK = 256;     // up to here thread maxima bound the K-th value well
-constexpr int kBuffer = 1024;   // candidates of a chunk; at least the largest K
-constexpr int kRankSort = 128;  // up to here sorting by counting is fastest
-constexpr int kMergeThreads = 512;
-constexpr int kMergeKeys = 4096;                  // lists up to here are merged in shared memory
-constexpr std::uint32_t kMinusInf = 0x007FFFFFu;  // ordered(-inf)
+constexpr int kVectors = 5;                  // 16-byte vectors a thread holds
+constexpr int kFastK = 256;                  // up to here thread maxima bound the K-th value well
+constexpr int kBuffer = 2 * kThreads;        // candidates of a chunk; at least the largest K
+constexpr int kRankSort = kThreads / 4;      // up to here sorting by counting is fastest
+constexpr int kMergeBytes = 96 << 10;        // shared memory that every architecture has
+constexpr float kLowest = -0x1.fffffep127f;  // every finite value is at least this
 
 // What one chunk contributes to its row. count < 0: a NaN or +inf was seen.
 struct Part {
-  double sum;  // of exp(x - top)
+  double lse;
   float top;
   int count;  // keys in the chunk's list
 };
-
-// Order-preserving bits: greater value, greater bits. -0 must be made +0 before.
-__device__ std::uint32_t ordered(float x) {
-  const std::uint32_t bits = __float_as_uint(x);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-__device__ float unordered(std::uint32_t bits) {
-  return __uint_as_float((bits & 0x80000000u) != 0 ? bits & 0x7FFFFFFFu : ~bits);
-}
 
 // Unique keys: greater value, then smaller id. The last bit keeps the sign of a zero.
 __device__ std::uint64_t key_of(float x, std::uint32_t id) {
@@ -51,43 +40,6 @@ __device__ std::int32_t id_of(std::uint64_t key) {
 }
 __device__ float value_of(std::uint64_t key) {
   return (key & 1) != 0 ? -0.0f : unordered(static_cast<std::uint32_t>(key >> 32));
-}
-
-// Elements of a 16-byte vector, and the threshold bits that tell values of the type apart.
-template <class T>
-struct Lanes {
-  static constexpr int kCount = 16 / static_cast<int>(sizeof(T));
-  static constexpr int kKeyBits = sizeof(T) == 4 ? 32 : std::is_same_v<T, __half> ? 19 : 16;
-  static constexpr std::uint32_t kFill =  // -inf in every element
-      sizeof(T) == 4              ? 0xFF800000u
-      : std::is_same_v<T, __half> ? 0xFC00FC00u
-                                  : 0xFF80FF80u;
-};
-
-template <class T>
-__device__ float element(const uint4& v, int i) {
-  const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
-  if constexpr (sizeof(T) == 4) {
-    return __uint_as_float(words[i]);
-  } else {
-    const std::uint32_t word = words[i / 2];
-    if constexpr (std::is_same_v<T, __half>) {
-      return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> (i % 2 * 16))));
-    } else {
-      return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
-    }
-  }
-}
-
-__device__ std::uint32_t nan_max(std::uint32_t a, std::uint32_t b, __nv_bfloat16) {
-  const __nv_bfloat162 x = __hmax2_nan(*reinterpret_cast<const __nv_bfloat162*>(&a),
-                                       *reinterpret_cast<const __nv_bfloat162*>(&b));
-  return *reinterpret_cast<const std::uint32_t*>(&x);
-}
-__device__ std::uint32_t nan_max(std::uint32_t a, std::uint32_t b, __half) {
-  const __half2 x =
-      __hmax2_nan(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
-  return *reinterpret_cast<const std::uint32_t*>(&x);
 }
 
 // The greatest of a thread's elements; +inf or NaN when it holds either.
@@ -120,49 +72,28 @@ __device__ float thread_max(const uint4 (&v)[kVectors]) {
   }
 }
 
-// 16 bytes from an address that is not a multiple of 16; the 32 bytes around it are readable.
-__device__ uint4 load_shifted(const void* at) {
-  const auto address = reinterpret_cast<std::uintptr_t>(at);
-  const uint4* base = reinterpret_cast<const uint4*>(address & ~std::uintptr_t{15});
-  const uint4 a = __ldg(base), b = __ldg(base + 1);
-  std::uint32_t w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-  if ((address & 4) != 0) {
+// A thread's vectors of a chunk; -inf past its end. Nothing outside [begin, end) is read.
+template <class T>
+__device__ void load_chunk(const T* row, std::int64_t first, std::int64_t vocab, int chunk_vectors,
+                           const T* begin, const T* end, uint4 (&v)[kVectors]) {
+  constexpr int kCount = Lanes<T>::kCount;
+  constexpr std::uint32_t kFill = Lanes<T>::kFill;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(row) % 16 == 0;
 #pragma unroll
-    for (int i = 0; i < 7; ++i) w[i] = w[i + 1];
+  for (int j = 0; j < kVectors; ++j) {
+    const int vector = j * kThreads + static_cast<int>(threadIdx.x);
+    const std::int64_t id = first + static_cast<std::int64_t>(vector) * kCount;
+    v[j] = {kFill, kFill, kFill, kFill};
+    if (vector >= chunk_vectors || id >= vocab) continue;
+    v[j] = load_vector(row + id, vocab - id, aligned, begin, end);
   }
-  if ((address & 8) != 0) {
-#pragma unroll
-    for (int i = 0; i < 5; ++i) w[i] = w[i + 2];
-  }
-  const auto bits = static_cast<std::uint32_t>(address & 3) * 8;
-  return {__funnelshift_r(w[0], w[1], bits), __funnelshift_r(w[1], w[2], bits),
-          __funnelshift_r(w[2], w[3], bits), __funnelshift_r(w[3], w[4], bits)};
 }
 
-// Elements [first, first + Lanes) of a row; -inf past its end. Nothing outside the tensor is read.
-template <class T>
-__device__ uint4 load_vector(const T* row, std::int64_t first, std::int64_t vocab, const T* begin,
-                             const T* end) {
-  constexpr int kCount = Lanes<T>::kCount;
-  const T* at = row + first;
-  if (first + kCount <= vocab) {
-    const auto address = reinterpret_cast<std::uintptr_t>(at);
-    if (address % 16 == 0) return __ldg(reinterpret_cast<const uint4*>(at));
-    if (at - kCount >= begin && at + 2 * kCount <= end) return load_shifted(at);
-  }
-  std::uint32_t words[4] = {Lanes<T>::kFill, Lanes<T>::kFill, Lanes<T>::kFill, Lanes<T>::kFill};
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (first + i >= vocab) break;
-    if constexpr (sizeof(T) == 4) {
-      words[i] = __float_as_uint(at[i]);
-    } else {
-      const std::uint32_t bits = reinterpret_cast<const unsigned short*>(at)[i];
-      const int shift = i % 2 * 16;
-      words[i / 2] = (words[i / 2] & ~(0xFFFFu << shift)) | bits << shift;
-    }
-  }
-  return {words[0], words[1], words[2], words[3]};
+// 2^x for |x| <= 1/2 by the special-function unit: |error| < 2^-22 of it.
+__device__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // e^(x - top) = 2^n (1 + rest), n = the low bits of the result, for x <= top: |error| < 2^-24.4 of
@@ -210,42 +141,101 @@ __device__ double thread_sum(const uint4 (&v)[kVectors], float top) {
   return sum;
 }
 
+// Sum of e^x 2^-shift by the hardware's 2^x: |error| < 2^-21.1 of it. For |x| < 2^13; shift is an
+// integer and at least the greatest x log2(e).
+template <class T>
+__device__ double thread_sum_fast(const uint4 (&v)[kVectors], float shift) {
+  constexpr float kMagic = 12582912.0f;
+  const float lowest = (shift - 125.0f) * 0.693147f;
+  const std::uint32_t bias = static_cast<std::uint32_t>(-static_cast<int>(shift)) << 23;
+  double sum = 0;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    float part[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < Lanes<T>::kCount; ++i) {
+      const float x = fmaxf(element<T>(v[j], i), lowest);
+      const float shifted = fmaf(x, 1.44269502f, kMagic);
+      const float n = shifted - kMagic;
+      const float f = fmaf(x, 1.92596299e-8f, fmaf(x, 1.44269502f, -n));
+      const std::uint32_t bits = __float_as_uint(power_of_two(f)) + bias;
+      part[i % 2] += __uint_as_float(bits + (__float_as_uint(shifted) << 23));
+    }
+    sum += static_cast<double>(part[0] + part[1]);
+  }
+  return sum;
+}
+
 struct Shared {
   std::uint64_t keys[kBuffer];
   double sums[kWarps];
-  std::uint32_t words[2][kWarps];
+  std::uint32_t words[3][kWarps];
   int count;
 };
 
-__device__ std::uint32_t block_max(std::uint32_t x, Shared& s) {
-  x = __reduce_max_sync(~0u, x);
-  if (threadIdx.x % 32 == 0) s.words[0][threadIdx.x / 32] = x;
+// Over the thread maxima of a block, in key bits; `least` and `finite` leave out -inf.
+struct Range {
+  std::uint32_t top, least;
+  int finite;
+};
+
+__device__ Range block_range(std::uint32_t mine, Shared& s) {
+  const bool finite = mine > kMinusInf;
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const std::uint32_t top = __reduce_max_sync(~0u, mine);
+  const std::uint32_t least = __reduce_min_sync(~0u, finite ? mine : ~0u);
+  const std::uint32_t number = __reduce_add_sync(~0u, finite ? 1u : 0u);
+  if (threadIdx.x % 32 == 0) {
+    s.words[0][warp] = top;
+    s.words[1][warp] = least;
+    s.words[2][warp] = number;
+  }
   __syncthreads();
-  for (int w = 0; w < kWarps; ++w) x = max(x, s.words[0][w]);
-  return x;
+  Range range{0, ~0u, 0};
+  for (int w = 0; w < kWarps; ++w) {
+    range.top = max(range.top, s.words[0][w]);
+    range.least = min(range.least, s.words[1][w]);
+    range.finite += static_cast<int>(s.words[2][w]);
+  }
+  return range;
 }
 
-// Sum over the block. Calls alternate `slot`, from 1 on, so that one barrier each is enough.
-__device__ std::uint32_t block_sum(std::uint32_t x, int slot, Shared& s) {
-  x = __reduce_add_sync(~0u, x);
-  if (threadIdx.x % 32 == 0) s.words[slot][threadIdx.x / 32] = x;
+// Sum over the block in a fixed order, so that it has the same bits on every run.
+__device__ double block_sum(double x, Shared& s) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  __syncthreads();  // an earlier sum has been read by all
+  if (threadIdx.x % 32 == 0) s.sums[threadIdx.x / 32] = x;
   __syncthreads();
   x = 0;
-  for (int w = 0; w < kWarps; ++w) x += s.words[slot][w];
+  for (int w = 0; w < kWarps; ++w) x += s.sums[w];
   return x;
 }
 
-// The greatest threshold, in key bits, that at least k of the thread maxima reach; 0 if there are
+// Sum over the block. Calls alternate `slot`, so that one barrier each is enough.
+__device__ int block_count(int x, int slot, Shared& s) {
+  const std::uint32_t warp_count = __reduce_add_sync(~0u, static_cast<std::uint32_t>(x));
+  if (threadIdx.x % 32 == 0) s.words[slot][threadIdx.x / 32] = warp_count;
+  __syncthreads();
+  x = 0;
+  for (int w = 0; w < kWarps; ++w) x += static_cast<int>(s.words[slot][w]);
+  return x;
+}
+
+// A threshold, in key bits, that at least k of the thread maxima reach and few more; 0 if there are
 // fewer finite ones. At least k elements of the chunk reach it too.
 template <class T>
-__device__ std::uint32_t lower_bound(std::uint32_t mine, std::uint32_t top, int k) {
-  std::uint32_t found = 0;
-  for (int bit = 31; bit >= 32 - Lanes<T>::kKeyBits; --bit) {
+__device__ std::uint32_t lower_bound(std::uint32_t mine, const Range& range, int k) {
+  if (range.finite < k) return 0;
+  // The bits that all maxima share need no search.
+  int bit = 31 - __clz(static_cast<int>(range.top ^ range.least));
+  std::uint32_t found = bit < 0 ? range.top : range.top >> bit >> 1 << bit << 1;
+  for (; bit >= 32 - Lanes<T>::kKeyBits; --bit) {
     const std::uint32_t trial = found | 1u << bit;
-    if (trial > top) continue;
-    const int reached = __syncthreads_count(mine >= trial && mine > kMinusInf);
+    if (trial > range.top) continue;
+    const int reached = __syncthreads_count(mine >= trial);
     if (reached >= k) found = trial;
-    if (reached == k) break;
+    if (reached >= k && reached <= k + k / 4) break;
   }
   return found;
 }
@@ -256,40 +246,42 @@ __device__ std::uint32_t kth_value(const uint4 (&v)[kVectors], std::uint32_t top
                                    Shared& s) {
   std::uint32_t found = 0;
   int slot = 0;
+  __syncthreads();  // block_range has been read by all
   for (int bit = 31; bit >= 32 - Lanes<T>::kKeyBits; --bit) {
     const std::uint32_t trial = found | 1u << bit;
     if (trial > top) continue;
-    slot ^= 1;
-    const float threshold = unordered(trial);  // NaN below ordered(-inf): reached by none
-    std::uint32_t mine = 0;
+    if (trial <= kMinusInf) break;
+    const float threshold = unordered(trial);
+    int mine = 0;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
 #pragma unroll
-      for (int i = 0; i < Lanes<T>::kCount; ++i) {
-        const float x = element<T>(v[j], i);
-        mine += x >= threshold && x > -INFINITY ? 1 : 0;
-      }
+      for (int i = 0; i < Lanes<T>::kCount; ++i) mine += element<T>(v[j], i) >= threshold ? 1 : 0;
     }
-    if (block_sum(mine, slot, s) >= static_cast<std::uint32_t>(k)) found = trial;
+    slot ^= 1;
+    if (block_count(mine, slot, s) >= k) found = trial;
   }
   return found;
 }
 
-// All elements above `threshold` (at it too, unless `strictly`) into s.keys; true while they fit.
 template <class T>
-__device__ void collect(const uint4 (&v)[kVectors], float threshold, bool strictly,
-                        std::uint32_t first_id, int limit, Shared& s) {
+__device__ std::uint32_t id_in_chunk(int j, int i) {
+  return static_cast<std::uint32_t>(
+      (j * kThreads + static_cast<int>(threadIdx.x)) * Lanes<T>::kCount + i);
+}
+
+// All elements of at least `threshold` (finite) into s.keys, as far as they fit; s.count of them.
+template <class T>
+__device__ void collect(const uint4 (&v)[kVectors], float threshold, std::uint32_t first_id,
+                        Shared& s) {
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
 #pragma unroll
     for (int i = 0; i < Lanes<T>::kCount; ++i) {
       const float x = element<T>(v[j], i);
-      if ((strictly ? x > threshold : x >= threshold) && x > -INFINITY) {
+      if (x >= threshold) {
         const int at = atomicAdd(&s.count, 1);
-        const std::uint32_t id =
-            first_id + static_cast<std::uint32_t>(
-                           (j * kThreads + static_cast<int>(threadIdx.x)) * Lanes<T>::kCount + i);
-        if (at < limit) s.keys[at] = key_of(x, id);
+        if (at < kBuffer) s.keys[at] = key_of(x, first_id + id_in_chunk<T>(j, i));
       }
     }
   }
@@ -306,23 +298,21 @@ __device__ int select_exactly(const uint4 (&v)[kVectors], std::uint32_t top, int
   __syncthreads();
   if (threadIdx.x == 0) s.count = 0;
   __syncthreads();
-  if (found == 0) {
-    collect<T>(v, -INFINITY, true, first_id, kBuffer, s);
-    __syncthreads();
-    return s.count;
-  }
-  const float above = unordered(found | kLowBits), at_least = unordered(found);
-  collect<T>(v, above, true, first_id, kBuffer, s);
+  const float at_least = unordered(found);
+  const float above = unordered((found | kLowBits) + 1);  // the least value above the K-th
+  collect<T>(v, found == 0 ? kLowest : above, first_id, s);
   __syncthreads();
+  if (found == 0) return s.count;
   int left = k - s.count;
 #pragma unroll
-  for (int j = 0; j < kVectors; ++j) {  // vectors of one j are in order of id
+  for (int j = 0; j < kVectors; ++j) {  // ids ascend with j, then with the thread
     if (left == 0) break;
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     std::uint32_t mine = 0;
+#pragma unroll
     for (int i = 0; i < Lanes<T>::kCount; ++i) {
       const float x = element<T>(v[j], i);
-      mine += x >= at_least && x <= above ? 1 : 0;
+      mine += x >= at_least && x < above ? 1 : 0;
     }
     std::uint32_t upto = mine;
 #pragma unroll
@@ -338,13 +328,11 @@ __device__ int select_exactly(const uint4 (&v)[kVectors], std::uint32_t top, int
       before += w < warp ? warp_count : 0;
       all += warp_count;
     }
+#pragma unroll
     for (int i = 0; i < Lanes<T>::kCount; ++i) {
       const float x = element<T>(v[j], i);
-      if (x >= at_least && x <= above) {
-        const std::uint32_t id =
-            first_id + static_cast<std::uint32_t>(
-                           (j * kThreads + static_cast<int>(threadIdx.x)) * Lanes<T>::kCount + i);
-        if (before < left) s.keys[k - left + before] = key_of(x, id);
+      if (x >= at_least && x < above) {
+        if (before < left) s.keys[k - left + before] = key_of(x, first_id + id_in_chunk<T>(j, i));
         ++before;
       }
     }
@@ -358,12 +346,14 @@ __device__ int select_exactly(const uint4 (&v)[kVectors], std::uint32_t top, int
 __device__ void sort_keys(int count, int kept, std::uint64_t* list, Shared& s) {
   const int thread = static_cast<int>(threadIdx.x);
   if (count <= kRankSort) {
-    if (thread < count) {
-      const std::uint64_t mine = s.keys[thread];
-      int rank = 0;
-      for (int i = 0; i < count; ++i) rank += s.keys[i] > mine ? 1 : 0;
-      if (rank < kept) list[rank] = mine;
-    }
+    const int quarter = thread % 4;
+    const std::uint64_t mine = thread / 4 < count ? s.keys[thread / 4] : 0;
+    int rank = 0;
+#pragma unroll 4
+    for (int i = quarter; i < count; i += 4) rank += s.keys[i] > mine ? 1 : 0;
+    rank += __shfl_xor_sync(~0u, rank, 1);
+    rank += __shfl_xor_sync(~0u, rank, 2);
+    if (quarter == 0 && thread / 4 < count && rank < kept) list[rank] = mine;
     return;
   }
   int size = 2 * kRankSort;
@@ -399,24 +389,18 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int thread = static_cast<int>(threadIdx.x);
 
   uint4 v[kVectors];
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    const int vector = j * kThreads + thread;
-    const std::int64_t at = first + static_cast<std::int64_t>(vector) * Lanes<T>::kCount;
-    constexpr std::uint32_t kFill = Lanes<T>::kFill;
-    v[j] = vector < chunk_vectors && at < vocab
-               ? load_vector<T>(row, at, vocab, logits, logits + rows * vocab)
-               : uint4{kFill, kFill, kFill, kFill};
-  }
-
+  load_chunk(row, first, vocab, chunk_vectors, logits, logits + rows * vocab, v);
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
   if (thread == 0) s.count = 0;
   const float thread_top = thread_max<T>(v);
   const std::uint32_t mine = ordered(thread_top + 0.0f);
-  const std::uint32_t top_bits = block_max(mine, s);  // its barrier also shows s.count
-  const float top = unordered(top_bits);
+  const Range range = block_range(mine, s);  // its barrier also shows s.count
+  const float top = unordered(range.top);
   Part& part = parts[blockIdx.x];
-  if (top == INFINITY || top_bits == kMinusInf) {
-    if (thread == 0) part = {0.0, -INFINITY, top == INFINITY ? -1 : 0};
+  if (top == INFINITY || range.finite == 0) {
+    if (thread == 0) part = {-INFINITY, -INFINITY, top == INFINITY ? -1 : 0};
     return;
   }
 
@@ -424,57 +408,72 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (k > 0) {
     bool exact = k > kFastK;
     if (!exact) {
-      const std::uint32_t found = lower_bound<T>(mine, top_bits, k);
-      const float threshold = found <= kMinusInf ? -INFINITY : unordered(found);
-      if (thread_top >= threshold) {
-        collect<T>(v, threshold, false, static_cast<std::uint32_t>(first), kBuffer, s);
-      }
+      const std::uint32_t found = lower_bound<T>(mine, range, k);
+      const float threshold = found <= kMinusInf ? kLowest : unordered(found);
+      if (thread_top >= threshold) collect<T>(v, threshold, static_cast<std::uint32_t>(first), s);
       __syncthreads();
       count = s.count;
       exact = count > kBuffer;
     }
     if (exact) {
-      count = select_exactly<T>(v, top_bits, k, static_cast<std::uint32_t>(first), s);
+      count = select_exactly<T>(v, range.top, k, static_cast<std::uint32_t>(first), s);
     }
     sort_keys(count, min(count, k), lists + static_cast<std::int64_t>(blockIdx.x) * k, s);
   }
 
+  // An lse of 8 or more has an ulp that the fast sum keeps well; the row's is at least the chunk's.
+  if (fabsf(top) < 8192.0f) {
+    const float shift = ceilf(top * 1.44269504f);
+    const double sum = block_sum(thread_sum_fast<T>(v, shift), s);
+    const int exponent = (__double2hiint(sum) >> 20) - 1023 + static_cast<int>(shift);
+    if (exponent >= 12) {  // 2^12 > e^8
+      if (thread == 0)
+        part = {log(sum) + static_cast<double>(shift) * 0.6931471805599453, top, min(count, k)};
+      return;
+    }
+  }
   // Near 0 the maximum has bits that x - top cannot keep.
   const bool compensated = sizeof(T) == 4 || (fabsf(top) < 0x1p-6f && top != 0.0f);
-  double sum = compensated ? thread_sum<T, true>(v, top) : thread_sum<T, false>(v, top);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  if (thread % 32 == 0) s.sums[thread / 32] = sum;
-  __syncthreads();
-  if (thread == 0) {
-    sum = 0;
-    for (int w = 0; w < kWarps; ++w) sum += s.sums[w];
-    part = {sum, top, min(count, k)};
-  }
+  const double sum =
+      block_sum(compensated ? thread_sum<T, true>(v, top) : thread_sum<T, false>(v, top), s);
+  if (thread == 0) part = {static_cast<double>(top) + log(sum), top, min(count, k)};
 }
 
-// Number of keys of a descending list that are greater than `key`, for up to 8 lists at a time.
-__device__ int rank_among(std::uint64_t key, const std::uint64_t* lists, const int* counts,
-                          int chunks, int k) {
-  int rank = 0;
+// How many keys of a descending list are greater than `key`; top_step is a power of two above n
+// / 2.
+__device__ int greater_keys(const std::uint64_t* list, int n, int top_step, std::uint64_t key) {
+  int at = 0;
+  for (int step = top_step; step > 0; step /= 2)
+    if (at + step <= n && list[at + step - 1] > key) at += step;
+  return at;
+}
+
+// Merges n descending lists of stride k in `from`, pair by pair, to one of at most k keys: each key
+// finds its place by a search in the other list. Returns the buffer that holds it.
+__device__ std::uint64_t* merge_lists(std::uint64_t* from, std::uint64_t* to, int* counts, int n,
+                                      int k) {
+  const int thread = static_cast<int>(threadIdx.x);
   int top_step = 1;
   while (2 * top_step <= k) top_step *= 2;
-  for (int from = 0; from < chunks; from += 8) {
-    int at[8] = {};
-    for (int step = top_step; step > 0; step /= 2) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {  // eight searches at once hide each other's latency
-        const int chunk = from + i;
-        if (chunk < chunks && at[i] + step <= counts[chunk] &&
-            lists[static_cast<std::int64_t>(chunk) * k + at[i] + step - 1] > key) {
-          at[i] += step;
-        }
-      }
+  for (; n > 1; n = (n + 1) / 2) {
+    for (int i = thread; i < n * k; i += kThreads) {
+      const int list = i / k, at = i % k, other = list ^ 1;
+      if (at >= counts[list]) continue;
+      const std::uint64_t key = from[i];
+      const int ahead = other < n ? counts[other] : 0;
+      const int rank = at + greater_keys(from + other * k, ahead, top_step, key);
+      if (rank < k) to[list / 2 * k + rank] = key;
     }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) rank += at[i];
+    const int left = 2 * thread < n ? counts[2 * thread] : 0;
+    const int right = 2 * thread + 1 < n ? counts[2 * thread + 1] : 0;
+    __syncthreads();
+    if (2 * thread < n) counts[thread] = min(k, left + right);
+    __syncthreads();
+    std::uint64_t* swap = from;
+    from = to;
+    to = swap;
   }
-  return rank;
+  return from;
 }
 
 struct Outputs {
@@ -484,65 +483,79 @@ struct Outputs {
   std::int32_t* status;
 };
 
-__global__ void __launch_bounds__(kMergeThreads)
+// Merges the chunks of a row. `capacity` lists fit shared memory at a time.
+__global__ void __launch_bounds__(kThreads)
     merge_chunks(const Part* parts, const std::uint64_t* lists, int depths, int chunks, int k,
-                 bool in_shared, Outputs out) {
-  extern __shared__ std::uint64_t keys[];  // [chunks * k] when in_shared, then int counts[chunks]
+                 int capacity, Outputs out) {
+  extern __shared__ std::uint64_t shared_keys[];  // capacity lists, then half as many
+  __shared__ int counts[kThreads];
   __shared__ float shared_lse;
   const std::int64_t row = blockIdx.x;
   const std::int64_t request = row / depths;
   const int thread = static_cast<int>(threadIdx.x);
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
 
   bool bad = false;
   const int request_parts = depths * chunks;
-  for (int i = thread; i < request_parts; i += kMergeThreads)
+  for (int i = thread; i < request_parts; i += kThreads)
     bad = bad || parts[request * request_parts + i].count < 0;
   bad = __syncthreads_or(bad) != 0;
   if (thread == 0 && row % depths == 0) out.status[request] = bad ? kBadInput : kOk;
 
   const Part* mine = parts + row * chunks;
-  int* counts = reinterpret_cast<int*>(keys + (in_shared ? chunks * k : 0));
-  for (int i = thread; i < chunks; i += kMergeThreads) counts[i] = bad ? 0 : mine[i].count;
-  const std::uint64_t* all = lists + row * chunks * k;
-  if (in_shared) {
-    for (int i = thread; i < chunks * k; i += kMergeThreads) {
-      if (i % k < mine[i / k].count) keys[i] = all[i];
-    }
-    all = keys;
-  }
-  if (thread < 32) {
+  if (thread >= kThreads - 32) {  // the last warp has the least to do below
+    const int lane = thread % 32;
     float top = -INFINITY;
-    for (int i = thread; i < chunks; i += 32) top = fmaxf(top, mine[i].top);
-    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-    double sum = 0;
-    for (int i = thread; i < chunks; i += 32) {
-      if (mine[i].top > -INFINITY)
-        sum += mine[i].sum * exp(static_cast<double>(mine[i].top) - static_cast<double>(top));
+    double most = -INFINITY;
+    for (int i = lane; i < chunks; i += 32) {
+      top = fmaxf(top, mine[i].top);
+      most = fmax(most, mine[i].lse);
     }
+    for (int step = 16; step > 0; step /= 2) {
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      most = fmax(most, __shfl_xor_sync(~0u, most, step));
+    }
+    double sum = 0;
+    for (int i = lane; i < chunks; i += 32)
+      if (mine[i].top > -INFINITY) sum += exp(mine[i].lse - most);
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (thread == 0) {
-      const bool empty = bad || top == -INFINITY;
-      const auto lse = static_cast<float>(static_cast<double>(top) + log(sum));
-      shared_lse = empty ? -INFINITY : fmaxf(lse, top);  // the sum may round below 1
+    if (lane == 0) {
+      // Rounding may not take lse below the maximum.
+      const float lse = fmaxf(static_cast<float>(most + log(sum)), top);
+      shared_lse = bad || top == -INFINITY ? -INFINITY : lse;
       out.lse[row] = shared_lse;
+    }
+  }
+
+  std::uint64_t* keys = shared_keys;
+  int done = 0, held = 0;  // lists taken; lists in `keys`: none yet, or one
+  while (!bad && k > 0 && done < chunks) {
+    const int more = min(capacity - held, chunks - done);
+    const std::uint64_t* source = lists + (row * chunks + done) * k;
+    for (int i = thread; i < more; i += kThreads) counts[held + i] = mine[done + i].count;
+    for (int i = thread; i < more * k; i += kThreads)
+      if (i % k < mine[done + i / k].count) keys[held * k + i] = source[i];
+    __syncthreads();
+    std::uint64_t* merged = merge_lists(keys, shared_keys + static_cast<std::int64_t>(capacity) * k,
+                                        counts, held + more, k);
+    done += more;
+    held = 1;
+    if (done < chunks && merged != keys) {
+      for (int i = thread; i < counts[0]; i += kThreads) keys[i] = merged[i];
+      __syncthreads();
+    } else {
+      keys = merged;
     }
   }
   __syncthreads();
 
+  const int count = bad || k == 0 ? 0 : counts[0];
   const float lse = shared_lse;
-  int total = 0;
-  for (int i = 0; i < chunks; ++i) total += counts[i];
-  for (int i = thread; i < chunks * k; i += kMergeThreads) {
-    if (i % k >= counts[i / k]) continue;
-    const std::uint64_t key = all[i];
-    const int rank = rank_among(key, all, counts, chunks, k);
-    if (rank >= k) continue;
-    out.ids[row * k + rank] = id_of(key);
-    out.logprobs[row * k + rank] = value_of(key) - lse;
-  }
-  for (int i = total + thread; i < k; i += kMergeThreads) {
-    out.ids[row * k + i] = -1;
-    out.logprobs[row * k + i] = -INFINITY;
+  for (int i = thread; i < k; i += kThreads) {
+    out.ids[row * k + i] = i < count ? id_of(keys[i]) : -1;
+    out.logprobs[row * k + i] = i < count ? value_of(keys[i]) - lse : -INFINITY;
   }
 }
 
@@ -577,6 +590,14 @@ Plan plan(Call& c) {
 
 std::size_t workspace(Call& c) { return plan(c).bytes; }
 
+// Programmatic dependent launch exists from compute capability 9.0 on.
+bool can_start_early() {
+  int device = 0, major = 0;
+  KDTR_CUDA(cudaGetDevice(&device));
+  KDTR_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major >= 9;
+}
+
 void run(Call& c, void* stream) {
   const DLTensor& logits = c.any("logits", KDTR_IN, "R L V");
   const Plan p = plan(c);
@@ -604,15 +625,26 @@ void run(Call& c, void* stream) {
         parts, lists);
     KDTR_LAUNCHED("topk_logprobs@1");
   });
-  const std::int64_t keys = static_cast<std::int64_t>(p.chunks) * p.k;
-  const bool in_shared = keys <= kMergeKeys;
-  const std::size_t smem =
-      (in_shared ? static_cast<std::size_t>(keys) * sizeof(std::uint64_t) : 0) +
-      static_cast<std::size_t>(p.chunks) * sizeof(int);
-  // grid: a block per row; block: 512 threads, a key each at a time; smem: the row's lists
-  merge_chunks<<<static_cast<unsigned>(p.rows), kMergeThreads, smem, queue>>>(
-      parts, lists, p.depths, p.chunks, p.k, in_shared,
-      Outputs{ids.data, logprobs.data, lse.data, status.data});
+  // grid: a block per row; block: 512 threads, a key each at a time; smem: 1.5 times the lists
+  const std::size_t list_bytes = static_cast<std::size_t>(std::max(p.k, 1)) * sizeof(std::uint64_t);
+  const auto fit = static_cast<int>(kMergeBytes / (list_bytes + list_bytes / 2)) / 2 * 2;
+  const int capacity = std::min({fit, (p.chunks + 1) / 2 * 2, int{kThreads}});
+  const std::size_t smem = static_cast<std::size_t>(capacity + capacity / 2) * list_bytes;
+  KDTR_CUDA(
+      cudaFuncSetAttribute(merge_chunks, cudaFuncAttributeMaxDynamicSharedMemorySize, kMergeBytes));
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(p.rows));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = smem;
+  config.stream = queue;
+  cudaLaunchAttribute early{};  // start while the chunks end; the kernel waits for them itself
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = can_start_early() ? 1 : 0;
+  KDTR_CUDA(cudaLaunchKernelEx(&config, merge_chunks, static_cast<const Part*>(parts),
+                               static_cast<const std::uint64_t*>(lists), p.depths, p.chunks, p.k,
+                               capacity, Outputs{ids.data, logprobs.data, lse.data, status.data}));
   KDTR_LAUNCHED("topk_logprobs@1");
 }
 
