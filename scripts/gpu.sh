@@ -29,11 +29,12 @@ KDTR_LIB_DIR=$(dirname "$library")
 cat "$record/machine.txt"
 
 case " $steps " in *" certify "*)
-  python3 -m kdtr generate --check
+  python3 -m kdtr generate --check --jobs "$jobs"
   python3 -m kdtr generate --tier full --jobs "$jobs" --out build/goldens >"$record/generate.log" 2>&1
-  "$conform" certify --engine cuda --json "$record/certify.jsonl" goldens build/goldens \
+  "$conform" certify --engine cuda --lock goldens/LOCK --out "$record" build/goldens \
     >"$record/certify.txt" 2>&1 && echo "certified" || { echo "NOT certified"; failed=1; }
-  tail -40 "$record/certify.txt"
+  grep -A 6 -E '^(FAIL|CRASH|TIMEOUT)' "$record/certify.txt" | head -60 || true
+  tail -30 "$record/certify.txt"
 esac
 
 case " $steps " in *" sanitize "*)
