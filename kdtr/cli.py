@@ -307,16 +307,13 @@ def certify(
 
     Ends with a table of ops and verdicts, and writes a certificate for each engine.
     """
-    import fnmatch
-
     from kdtr import engine, goldens
 
     if why := engine.missing():
         raise KdtrError("certify", why)
     with _progress("generating") as progress:
-        paths = goldens.ensure(ops, _as_tier(tier), jobs=jobs, progress=progress)
-    chosen = [path for path in paths if fnmatch.fnmatch(path.stem, pattern)]
-    if not chosen:
+        paths = goldens.ensure(ops, _as_tier(tier), pattern=pattern, jobs=jobs, progress=progress)
+    if not paths:
         raise KdtrError("certify", "no case matches", got=pattern)
     absent = ""
     if not engines:
@@ -331,7 +328,7 @@ def certify(
             folder = out / Path(one).stem
             folder.mkdir(parents=True, exist_ok=True)
             arguments += ["--out", folder]
-        codes.append(engine.conform([*arguments, *chosen]))
+        codes.append(engine.conform([*arguments, *paths]))
     if absent:
         click.echo(f"cuda: not certified, {absent}")
     raise SystemExit(max(codes))

@@ -8,6 +8,7 @@ hash.
 
 from __future__ import annotations
 
+import fnmatch
 import multiprocessing
 import os
 import shutil
@@ -196,15 +197,17 @@ def ensure(
     ops: Sequence[str] = (),
     tier: Tier = "small",
     *,
+    pattern: str = "*",
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Paths of all fixtures of a tier; those missing or different from LOCK are made first.
+    """Paths of a tier's fixtures; those missing or different from LOCK are made first.
 
+    `pattern` is a glob over case names.
     Only the full tier's folder is written to (and `goldens` where kdtr is installed).
     Raises LockError when a fixture cannot be made with the bytes that LOCK names.
     """
-    todo = select(ops, tier)
+    todo = [pair for pair in select(ops, tier) if fnmatch.fnmatch(pair[1].name, pattern)]
     rules = {name: contract.load(name) for name, _ in todo}
     lock = Lock.read(LOCK)
     check_contracts(lock, rules.values())

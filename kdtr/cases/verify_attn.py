@@ -634,7 +634,7 @@ def _pages() -> Iterator[Case]:
         )
     for page in (16, 64):
         for where in ("first", "last"):
-            kills = (f"{where}_prefix_key_dropped",)
+            kills: tuple[str, ...] = (f"{where}_prefix_key_dropped",)
             if where == "last":
                 kills += ("partial_page_skipped",)
             if page == 16:
