@@ -94,7 +94,7 @@ def _attend(inputs: Mapping[str, Array], attrs: Attrs, profile: Profile | None) 
         n = int(inputs["n_nodes"][r])
         if n == 0:
             continue
-        slots = _slots(inputs, attrs, r, n) if 0 < n <= N else None
+        slots = slots_of(inputs, attrs, r, n) if 0 < n <= N else None
         if slots is None:
             found["status"][r] = 1
             continue
@@ -116,7 +116,7 @@ def _attend(inputs: Mapping[str, Array], attrs: Attrs, profile: Profile | None) 
     return found
 
 
-def _slots(inputs: Mapping[str, Array], attrs: Attrs, r: int, n: int) -> Array | None:
+def slots_of(inputs: Mapping[str, Array], attrs: Attrs, r: int, n: int) -> Array | None:
     """Slots of a request's prefix rows and then of its tree rows; None if one is out of range."""
     slots = np.zeros(0, np.int64)
     if "prefix_len" in inputs:
