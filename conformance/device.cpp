@@ -76,6 +76,8 @@ struct Driver {
   }
 };
 
+constexpr const char* kDriverLibrary = "libcuda.so.1";
+
 template <class F>
 void bind(void* library, const char* name, F& function) {
   void* symbol = ::dlsym(library, name);
@@ -85,7 +87,7 @@ void bind(void* library, const char* name, F& function) {
 
 const Driver& driver() {
   static const Driver loaded = [] {
-    void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    void* library = ::dlopen(kDriverLibrary, RTLD_NOW | RTLD_GLOBAL);
     if (library == nullptr) fail("CUDA driver", "no GPU driver on this machine (libcuda.so.1)");
     Driver d{};
     bind(library, "cuInit", d.init);
@@ -115,8 +117,7 @@ class CudaMemory final : public Memory {
     void* context = nullptr;
     d_.check(d_.retain(&context, ordinal), "cuDevicePrimaryCtxRetain");
     d_.check(d_.set_current(context), "cuCtxSetCurrent");
-    // A non-blocking stream of our own: an engine that works on the default stream instead of
-    // the one it was given is then caught.
+    // A stream of our own, non-blocking: what an engine enqueues elsewhere is not in a graph.
     d_.check(d_.stream_create(&stream_, 1), "cuStreamCreate");
     char text[128] = "";
     d_.check(d_.device_name(text, sizeof text, ordinal), "cuDeviceGetName");
@@ -144,10 +145,50 @@ class CudaMemory final : public Memory {
   void sync() override { d_.check(d_.stream_sync(stream_), "cuStreamSynchronize"); }
   void* stream() override { return stream_; }
 
+  bool has_graphs() const override { return true; }
+  void begin_capture() override {
+    if (graphs_.begin == nullptr) {
+      void* library = ::dlopen(kDriverLibrary, RTLD_NOW);
+      bind(library, "cuStreamBeginCapture_v2", graphs_.begin);
+      bind(library, "cuStreamEndCapture", graphs_.end);
+      bind(library, "cuGraphInstantiateWithFlags", graphs_.instantiate);
+      bind(library, "cuGraphLaunch", graphs_.launch);
+      bind(library, "cuGraphExecDestroy", graphs_.destroy_exec);
+      bind(library, "cuGraphDestroy", graphs_.destroy);
+    }
+    d_.check(graphs_.begin(stream_, 0), "cuStreamBeginCapture");
+  }
+  std::string end_capture() override {
+    void* graph = nullptr;
+    try {
+      // Also ends a capture that was invalidated, and says so.
+      d_.check(graphs_.end(stream_, &graph), "cuStreamEndCapture");
+      if (exec_ != nullptr) graphs_.destroy_exec(exec_);
+      exec_ = nullptr;
+      d_.check(graphs_.instantiate(&exec_, graph, 0), "cuGraphInstantiate");
+    } catch (const Error& e) {
+      if (graph != nullptr) graphs_.destroy(graph);
+      return e.what();
+    }
+    graphs_.destroy(graph);
+    return "";
+  }
+  void replay() override { d_.check(graphs_.launch(exec_, stream_), "cuGraphLaunch"); }
+
  private:
+  struct Graphs {  // bound on first use
+    int (*begin)(void*, int) = nullptr;
+    int (*end)(void*, void**) = nullptr;
+    int (*instantiate)(void**, void*, unsigned long long) = nullptr;
+    int (*launch)(void*, void*) = nullptr;
+    int (*destroy_exec)(void*) = nullptr;
+    int (*destroy)(void*) = nullptr;
+  };
   DLDevice device_;
   const Driver& d_;
+  Graphs graphs_;
   void* stream_ = nullptr;
+  void* exec_ = nullptr;
   std::string name_;
 };
 
@@ -273,6 +314,11 @@ void Buffer::poison(DLDataType dtype, Poison pattern) {
     for (std::size_t i = 0; i < payload_; i += size)
       std::memcpy(payload + i, &bits, std::min(size, payload_ - i));
   }
+  arm();
+}
+
+void Buffer::zero() {
+  std::memset(image_.data() + kGuard, 0, payload_);
   arm();
 }
 

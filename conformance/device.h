@@ -25,6 +25,13 @@ class Memory {
   virtual void download(void* to, const void* from, std::size_t size) = 0;
   virtual void sync() = 0;
   virtual void* stream() { return nullptr; }
+
+  // Graphs, where the device has them: what is enqueued between begin and end is kept, not run.
+  // end_capture returns "" or why nothing usable was captured; replay enqueues it once.
+  virtual bool has_graphs() const { return false; }
+  virtual void begin_capture() {}
+  virtual std::string end_capture() { return "no graphs"; }
+  virtual void replay() {}
 };
 
 // Host memory; the CUDA driver, opened at run time; or the engine's own alloc/copy/sync.
@@ -45,6 +52,7 @@ class Buffer {
   // Renew the guards, and the payload with bytes or with a pattern that suits `dtype`.
   void fill(std::span<const std::byte> bytes);
   void poison(DLDataType dtype, Poison pattern);
+  void zero();
   void scribble(Poison pattern);  // workspace: no dtype, and no poison of an output
   // What the kernel left. Then `bytes` is the payload and `damage` says which guard was hit:
   // "wrote 12 B past `out`", or "".

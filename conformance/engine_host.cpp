@@ -59,6 +59,7 @@ EngineHost::EngineHost(const kdtr_plugin_table* table, const std::string& config
     fail(spec_, "engine not described: " + why);
   }
   device_ = d.device;
+  capturable_ = d.capturable != 0;
   name_ = text(d.name);
   version_ = text(d.version);
   profiles_ = text(d.profiles);

@@ -28,6 +28,7 @@ class EngineHost {
   const std::string& profiles() const { return profiles_; }
   const std::string& build() const { return build_; }
   DLDevice device() const { return device_; }
+  bool capturable() const { return capturable_; }
   // Opened on first use, so that an engine can be described on a machine without its device.
   Memory& memory();
 
@@ -48,6 +49,7 @@ class EngineHost {
   void* engine_ = nullptr;
   std::string spec_, library_, name_, version_, profiles_, build_;
   DLDevice device_{};
+  bool capturable_ = false;
   std::unique_ptr<Memory> memory_;
 };
 

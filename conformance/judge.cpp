@@ -152,8 +152,64 @@ class Bench {
   }
 
   Run run(Poison pattern) {
+    const Changed changed = prepare(pattern);
+    call_.forget_requests();
     Run result;
-    std::map<std::string, std::vector<std::byte>> changed;
+    result.error = engine_.run(call_.call());
+    finish(changed, result);
+    return result;
+  }
+
+  // Captures the run over zeros instead of the inputs, so that nothing of the inputs can be baked
+  // in, and replays it `times` over the inputs. `error` when it cannot be captured.
+  std::vector<Run> replay(int times) {
+    Memory& memory = engine_.memory();
+    std::vector<Run> runs(1);
+    for (const auto& [name, buffer] : buffers_) buffer->zero();
+    try {
+      memory.begin_capture();
+    } catch (const Error& e) {
+      runs[0].error = e.what();
+      return runs;
+    }
+    runs[0].error = engine_.run(call_.call());
+    const std::string captured = memory.end_capture();
+    if (runs[0].error.empty()) runs[0].error = captured;
+    if (!runs[0].error.empty()) return runs;
+    runs.resize(static_cast<std::size_t>(times));
+    for (Run& result : runs) {
+      const Changed changed = prepare(Poison::kA);
+      try {
+        memory.replay();
+      } catch (const Error& e) {
+        result.lost = e.what();
+        return runs;
+      }
+      finish(changed, result);
+    }
+    return runs;
+  }
+
+  // Elements of an output that held poison A after run A and poison B after run B.
+  std::vector<bool> unwritten(const std::string& output, const Run& a, const Run& b) const {
+    const DLDataType t = dtypes_.at(output);
+    const auto& x = a.outputs.at(output);
+    const auto& y = b.outputs.at(output);
+    if (t.bits < 8 || t.bits > 64) return {};
+    std::vector<bool> marks(x.size() / (t.bits / 8u));
+    for (std::size_t i = 0; i < marks.size(); ++i) {
+      const auto at = static_cast<std::int64_t>(i);
+      marks[i] = bits_at(t, x.data(), at) == poison_bits(t, Poison::kA) &&
+                 bits_at(t, y.data(), at) == poison_bits(t, Poison::kB);
+    }
+    return marks;
+  }
+
+ private:
+  using Changed = std::map<std::string, std::vector<std::byte>>;  // inputs other than the fixture's
+
+  Changed prepare(Poison pattern) {
+    Changed changed;
     for (const Argument& a : fixture_.arguments) {
       Buffer& buffer = *buffers_.at(a.name);
       if (a.role == KDTR_OUT) {
@@ -165,8 +221,10 @@ class Bench {
       }
     }
     if (workspace_ != nullptr) workspace_->scribble(pattern);
-    call_.forget_requests();
-    result.error = engine_.run(call_.call());
+    return changed;
+  }
+
+  void finish(const Changed& changed, Run& result) {
     try {
       engine_.memory().sync();
       for (const Argument& a : fixture_.arguments) {
@@ -194,25 +252,8 @@ class Bench {
     } catch (const Error& e) {
       result.lost = e.what();
     }
-    return result;
   }
 
-  // Elements of an output that held poison A after run A and poison B after run B.
-  std::vector<bool> unwritten(const std::string& output, const Run& a, const Run& b) const {
-    const DLDataType t = dtypes_.at(output);
-    const auto& x = a.outputs.at(output);
-    const auto& y = b.outputs.at(output);
-    if (t.bits < 8 || t.bits > 64) return {};
-    std::vector<bool> marks(x.size() / (t.bits / 8u));
-    for (std::size_t i = 0; i < marks.size(); ++i) {
-      const auto at = static_cast<std::int64_t>(i);
-      marks[i] = bits_at(t, x.data(), at) == poison_bits(t, Poison::kA) &&
-                 bits_at(t, y.data(), at) == poison_bits(t, Poison::kB);
-    }
-    return marks;
-  }
-
- private:
   void declare(const Argument& a, void* data, DLDevice device) {
     call_.tensor(a.name, a.role, data, dtypes_.at(a.name), a.shape,
                  data == nullptr ? engine_.device() : device);
@@ -477,6 +518,25 @@ Result run_case(const Fixture& fixture, EngineHost& engine, const Options& optio
       } else {
         compare_runs(fixture, a, again, "bits differ from run to run", broken);
       }
+      break;
+    }
+  }
+  if (options.graph && engine.capturable() && engine.memory().has_graphs()) {
+    for (const Run& again : bench.replay(2)) {
+      if (!again.lost.empty()) {
+        r.engine_lost = true;
+        r.seconds = seconds();
+        return end(r, Status::kCrash, "graph replay: " + again.lost);
+      }
+      if (!again.error.empty()) {
+        broken.push_back("graph capture failed: " + again.error);
+        break;
+      }
+      for (const std::string& d : again.damage)
+        if (std::find(broken.begin(), broken.end(), d) == broken.end())
+          broken.push_back("graph replay: " + d);
+      if (again.outputs == a.outputs) continue;
+      compare_runs(fixture, a, again, "a graph replay gives other bits than the run", broken);
       break;
     }
   }

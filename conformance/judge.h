@@ -32,6 +32,7 @@ struct Options {
   int repeat = 0;             // further runs, which must give the same bits
   bool diagnose = true;       // look for the cause of a failure
   bool memory_checks = true;  // false: run once, outputs only (for scoring)
+  bool graph = false;         // capture with other inputs, replay twice: bits must not change
   bool wide = false;          // class B outputs as f64, judged at 2^-40: the second reference
 };
 

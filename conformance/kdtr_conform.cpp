@@ -42,6 +42,7 @@ options of run and certify:
   --json FILE        results as JSON lines (docs/results.md)
   --junit FILE       results as JUnit XML
   --repeat N         run N times more; bits must not change
+  --graph            capture engines that allow it into a graph, and replay it
   --timeout S        seconds a case may take (60)
   --python PATH      interpreter for an engine in Python (MODULE[:OBJECT] or cmd:PROGRAM)
   --no-isolate       in this process, for a debugger
@@ -56,7 +57,7 @@ struct Arguments {
   std::vector<std::string> ops, paths;
   int repeat = 0, skip_code = 2, fd = -1, jobs = 2;
   double timeout = 0;  // 0 = the command's own
-  bool isolate = true, quiet = false;
+  bool isolate = true, quiet = false, graph = false;
 };
 
 double to_number(const std::string& flag, const std::string& text) {
@@ -136,6 +137,8 @@ Arguments parse(int argc, char** argv) {
       a.timeout = to_number(flag, value());
     } else if (flag == "--no-isolate") {
       a.isolate = false;
+    } else if (flag == "--graph") {
+      a.graph = true;
     } else if (flag == "--quiet") {
       a.quiet = true;
     } else {
@@ -225,6 +228,7 @@ int run(const Arguments& a, bool certify) {
   WorkerOptions options;
   options.engine = a.engine;
   options.options.repeat = a.repeat;
+  options.options.graph = a.graph;
   options.save = a.save;
   options.python = a.python;
   if (!a.python.empty() && !a.isolate)
@@ -335,6 +339,7 @@ int main(int argc, char** argv) {
       WorkerOptions options;
       options.engine = a.engine;
       options.options.repeat = a.repeat;
+      options.options.graph = a.graph;
       options.save = a.save;
       return serve(options, a.fd);
     }

@@ -44,6 +44,7 @@ void write_all(int fd, const std::string& text) {
 
 std::vector<std::string> WorkerOptions::arguments() const {
   std::vector<std::string> all{"--engine", engine, "--repeat", std::to_string(options.repeat)};
+  if (options.graph) all.emplace_back("--graph");
   if (!save.empty()) all.insert(all.end(), {"--save", save});
   return all;
 }
