@@ -115,18 +115,19 @@ def _flash_mla(a: dict[str, Any], P: int, page_size: int) -> Peer | None:
     if page_size != 64:
         return None
     try:
-        module = importlib.import_module("sgl_flash_mla")
+        module = importlib.import_module("flash_mla")  # of the wheel sgl-flash-mla
     except ImportError:
         return None
-    q, H = a["q"], a["q"].shape[2]
+    q = a["q"]
     cache = a["kv_pool"][: a["kv_pool"].shape[0] // 64 * 64].reshape(-1, 64, 1, q.shape[3])
     lengths = torch.full((q.shape[0],), P, dtype=torch.int32, device="cuda")
-    plan = module.get_mla_metadata(lengths, q.shape[1] * H, 1)
+    plan = module.get_mla_metadata()[0]
 
     def run() -> Any:
         return module.flash_mla_with_kvcache(
-            q, cache, a["page_table"], lengths, a["Dv"], *plan, softmax_scale=a["scale"],
-            causal=False,
+            q, cache, a["page_table"], lengths, a["Dv"], plan, softmax_scale=a["scale"],
+            causal=False, use_legacy=True,
         )  # fmt: skip
 
+    run()  # fills the plan, which a captured call cannot
     return run
