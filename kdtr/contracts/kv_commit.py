@@ -13,8 +13,9 @@ CONTRACT = Contract(
         "n = accept_len + 1, a_k = accept_index[k] for k < n, P = prefix_len; page_size > 1: "
         "rows[:, page_table[(P + k) / page_size] * page_size + (P + k) % page_size] = "
         "rows[:, tree_slots[a_k]] for every k < n, all read before any is written; page_size 1: "
-        "for k ascending, s = tree_slots[a_k] and d = page_table[P + k] are exchanged wherever "
-        "either occurs in page_table and tree_slots of the request; hidden[k] = hidden[a_k] for "
+        "for k ascending, s = tree_slots[a_k] as it was before the step and d = page_table[P + k] "
+        "as it is by then are exchanged wherever either occurs in page_table and tree_slots of "
+        "the request; hidden[k] = hidden[a_k] for "
         "every k < n, all read before any is written; new_len = P + n"
     ),
     source="SGLang, accepted KV moves after EAGLE verification, for trees in any node order",
@@ -51,7 +52,12 @@ CONTRACT = Contract(
             role="inout",
             judged="E",
         ),
-        Tensor("accept_index", ("i32",), ("R", "L+1"), "nodes of the accepted path, root first"),
+        Tensor(
+            "accept_index",
+            ("i32",),
+            ("R", "steps"),
+            "nodes of the accepted path, root first; steps = depth limit + 1",
+        ),
         Tensor("accept_len", ("i32",), ("R",), "accepted drafts; -1 = inactive request"),
         Tensor("prefix_len", ("i32",), ("R",), "rows of the prefix before this step"),
         Tensor("new_len", ("i32",), ("R",), "rows of the prefix after it", role="out", judged="E"),
@@ -62,18 +68,18 @@ CONTRACT = Contract(
         "moved": "accept_len + 1 rows, the root's among them; nothing for unused path entries",
         "order": "as if every source was read before any destination was written",
         "rows": "opaque bytes in every layer, no rotation; layer after layer by one index list",
-        "inactive": "accept_len -1: nothing moves, new_len = prefix_len, status ok",
-        "bad_input": "accept_len outside -1..L, prefix_len < 0, a used path entry outside 0..N-1, "
-        "a used page outside the pool or a used slot outside 0..slots-1",
+        "inactive": "accept_len -1: nothing else is checked or moves, new_len = prefix_len, ok",
+        "bad_input": "accept_len outside -1..min(steps, N) - 1, prefix_len < 0, a used path entry "
+        "outside 0..N-1, a used page outside the pool or a used slot outside 0..slots-1",
         "capacity": "prefix_len + accept_len + 1 > max_pages * page_size",
-        "first_error": "lengths, then capacity, then for k ascending: path entry, slot, page",
+        "first_error": "lengths, then capacity, then the used entries",
         "refused": "nothing of the request changes; new_len = prefix_len",
         "used": "table entries of the destinations and slots of the path; all others are opaque "
         "numbers that only an exchange may replace",
         "disjoint": "no slot of one request's path or destinations belongs to another request",
     },
     limits=(
-        "all axes >= 0, L+1 >= 1; slots is a multiple of page_size; accept_index[0..accept_len] "
+        "all axes >= 0; slots is a multiple of page_size; accept_index[0..accept_len] "
         "of an accepted path are distinct; offsets may pass 2^32 bytes"
     ),
 )
