@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU: build, certify every CUDA kernel, run the sanitizers, and
 # record what ran where. Nothing is downloaded.
-#   scripts/gpu.sh RECORD_DIR [certify] [sanitize]
+#   scripts/gpu.sh RECORD_DIR [certify] [sanitize] [bench]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 record=$1
@@ -12,12 +12,15 @@ build=build/gpu
 jobs=$(nproc)
 
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DKDTR_CUDA=ON \
-  -DCMAKE_CUDA_ARCHITECTURES="${KDTR_ARCH:-90a}" -DKDTR_TESTS=OFF >"$record/configure.log"
+  -DCMAKE_CUDA_ARCHITECTURES="${KDTR_ARCH:-90a}" -DKDTR_TESTS=OFF \
+  -DKDTR_PYTHON=ON -DPython_EXECUTABLE="$(command -v python3)" >"$record/configure.log"
 cmake --build "$build" -j "$jobs" >"$record/build.log" || { tail -50 "$record/build.log"; exit 1; }
 conform=$(find "$build" -name kdtr-conform -type f | head -1)
 library=$(find "$build" -name 'libkdtr_cuda.so' | head -1)
-export KDTR_LIB_DIR
+export KDTR_LIB_DIR KDTR_BIN PYTHONPATH
 KDTR_LIB_DIR=$(dirname "$library")
+KDTR_BIN=$KDTR_LIB_DIR
+PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 {
   nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format=csv,noheader
@@ -49,5 +52,10 @@ case " $steps " in *" sanitize "*)
     fi
     tail -3 "$record/$tool.txt"
   done
+esac
+
+case " $steps " in *" bench "*)
+  python3 benchmarks/bench.py --out "$record/bench.json" ${KDTR_BENCH:-} 2>&1 | tee "$record/bench.txt" ||
+    failed=1
 esac
 exit "${failed:-0}"

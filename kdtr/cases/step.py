@@ -154,7 +154,7 @@ def cases() -> Iterator[Case]:
         6, (2, 4, 16), 12, (6, 13), 16, follow=0.06, accepted=2, kills=("commits_root_only",),
     )  # fmt: skip
     yield _case(
-        "refused_request", "One request with NaN logits takes its neighbours down, or is not decoded plainly.",
+        "refused_request", "One request with NaN logits stops, or takes its neighbours down.",
         7, (3, 3, 24), 5, (4, 9, 17), 16, change=_nan_request, kills=("refused_request_dropped",),
     )  # fmt: skip
     yield _case(

@@ -37,7 +37,8 @@ def reference(inputs: Mapping[str, Array], attrs: Attrs, profile: str) -> dict[s
 def trace(inputs: Mapping[str, Array], attrs: Attrs) -> tuple[dict[str, Array], dict[str, Array]]:
     """The outputs, and what a case needs to see that no legal rounding changes them.
 
-    The second dict holds `weights` f64 [R, N] and `depths` [R, N] of the trees, `next_weight` f64 [R] (the best candidate left
+    The second dict holds `weights` f64 [R, N] and `depths` [R, N] of the trees, `next_weight`
+    f64 [R] (the best candidate left
     out, or -inf), and `logits` f64 [R, N, V] of the target.
     """
     requests, _, vocab = inputs["logits"].shape
