@@ -352,46 +352,32 @@ def attn(
 
 
 def sampled_attention(a: dict[str, Any], out: Tensors, page_size: int, P: int, Dv: int) -> str:
-    """Sampled rows against the numpy reference and its hard budget."""
+    """Sampled rows against the numpy reference and its hard budget.
+
+    A node sees its prefix and its ancestors: the same keys as a prefix of their own.
+    """
     R, N, H, _ = a["q"].shape
-    for r, i in {(0, 0), (R - 1, N - 1), (R - 1, N // 2)}:
-        for h in {0, H - 1}:
-            t = np.arange(P)
-            table = a["page_table"][r].cpu().numpy().astype(np.int64)
-            rows = table[t // page_size] * page_size + t % page_size
-            tree_rows = a["tree_slots"][r].cpu().numpy()
-            pool = a["kv_pool"].cpu().float().numpy()
-            keys = np.concatenate([pool[rows], pool[tree_rows]]).astype(np.float64)
-            seen = a["visible"][r, i].cpu().numpy()
-            want = reference(
-                {
-                    "q": a["q"][r, i, h].cpu().double().numpy().reshape(1, 1, 1, -1),
-                    "kv_pool": keys,
-                    "page_table": np.arange(P, dtype=np.int32).reshape(1, P),
-                    "prefix_len": np.array([P], np.int32),
-                    "tree_slots": np.array([[P + i]], np.int32),
-                    "visible": np.ones((1, 1, 1), np.uint8),
-                    "n_nodes": np.array([1], np.int32),
-                }
-                if int(seen.sum()) == 1
-                else {
-                    "q": np.repeat(
-                        a["q"][r, i, h].cpu().double().numpy().reshape(1, 1, 1, -1), N, axis=1
-                    ),
-                    "kv_pool": keys,
-                    "page_table": np.arange(P, dtype=np.int32).reshape(1, P),
-                    "prefix_len": np.array([P], np.int32),
-                    "tree_slots": np.arange(P, P + N, dtype=np.int32).reshape(1, N),
-                    "visible": np.repeat(seen.reshape(1, 1, N), N, axis=1),
-                    "n_nodes": np.array([N], np.int32),
-                },
-                {"scale": a["scale"], "page_size": 1, "part": "whole", "Dv": Dv},
-                "bf16_f32acc_pbf16",
-            )
-            got = out["out"][r, i, h].cpu().double().numpy()
-            error = np.abs(got - want["out"][0, 0, 0]) / want["out/hard"][0, 0, 0]
+    t = torch.arange(P, device="cuda")
+    for r, i, h in sorted({(0, 0, 0), (0, N // 2, H - 1), (R - 1, N - 1, H - 1)}):
+        slots = a["page_table"][r].long()[t // page_size] * page_size + t % page_size
+        seen = a["tree_slots"][r].long()[a["visible"][r, i].bool()]
+        keys = a["kv_pool"][torch.cat([slots, seen])].float().cpu().numpy().astype(np.float64)
+        want = reference(
+            {
+                "q": a["q"][r, i, h].float().cpu().numpy().astype(np.float64).reshape(1, 1, 1, -1),
+                "kv_pool": keys,
+                "page_table": np.arange(len(keys), dtype=np.int32).reshape(1, -1),
+                "prefix_len": np.array([len(keys)], np.int32),
+                "n_nodes": np.array([1], np.int32),
+            },
+            {"scale": a["scale"], "page_size": 1, "part": "prefix", "Dv": Dv},
+            "bf16_f32acc_pbf16",
+        )
+        for name in ("out", "lse"):
+            got = out[name][r, i, h].double().cpu().numpy()
+            error = np.abs(got - want[name][0, 0, 0]) / want[f"{name}/hard"][0, 0, 0]
             if not np.all(error <= 1):
-                return f"request {r} node {i} head {h}: {float(np.max(error)):.3g} budgets off"
+                return f"{name} of request {r} node {i} head {h}: {np.max(error):.3g} budgets off"
     return ""
 
 
