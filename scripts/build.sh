@@ -47,11 +47,11 @@ for arch in ${ARCHS:-80 90a 120}; do
   gencode="$gencode -gencode=arch=compute_$arch,code=sm_$arch"
 done
 
-compile cpu cpu engine/src/engine.cpp engine/kernels/cpu/*.cpp engine/model/cpu/*.cpp
+compile cpu cpu engine/src/engine.cpp engine/kernels/cpu/*.cpp engine/model/*.cpp engine/model/cpu/*.cpp
 compile mutants mutants conformance/mutants/*.cpp
 compile conform judge conformance/*.cpp
 if [ -n "$nvcc" ]; then
-  compile cuda cuda engine/src/engine.cpp engine/kernels/cuda/*.cu engine/model/cuda/*.cu
+  compile cuda cuda engine/src/engine.cpp engine/kernels/cuda/*.cu engine/model/*.cpp engine/model/cuda/*.cu
 else
   echo "CUDA kernels: off, nvcc was not found"
 fi

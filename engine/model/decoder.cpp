@@ -1,0 +1,618 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "kdtr/error.h"
+#include "kdtr/registry.h"
+#include "kdtr/tensor.h"
+
+namespace kdtr::model {
+namespace {
+
+constexpr std::int64_t kChunk = 32;          // prompt tokens a pass
+constexpr std::int64_t kStatuses = 1 << 20;  // int32 statuses between two checks
+
+Config read_config(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(path, "cannot be read");
+  std::ostringstream text;
+  text << file.rdbuf();
+  return parse_config(text.str(), path);
+}
+
+Tensor view(Tensor tensor, std::vector<std::int64_t> shape) {
+  tensor.shape = std::move(shape);
+  return tensor;
+}
+
+std::byte* at(const Tensor& tensor, std::int64_t element) {
+  return static_cast<std::byte*>(tensor.data) +
+         static_cast<std::size_t>(element) * (tensor.dtype.bits / 8u);
+}
+
+}  // namespace
+
+// One kernel call: collects arguments, finds workspace and status, runs, shows it to the tap.
+class Decoder::Op {
+ public:
+  Op(Decoder& d, std::string stage, const char* op)
+      : d_(d), stage_(std::move(stage)), call_(op, "f32"), kernel_(find_kernel(op)) {
+    if (kernel_ == nullptr) fail(stage_, std::string("no kernel for ") + op);
+  }
+  Op& in(const char* name, const Tensor& t) { return tensor(name, KDTR_IN, t); }
+  Op& out(const char* name, const Tensor& t) { return tensor(name, KDTR_OUT, t); }
+  Op& inout(const char* name, const Tensor& t) { return tensor(name, KDTR_INOUT, t); }
+  Op& attr(const char* name, CallBuilder::Value value) {
+    call_.attr(name, std::move(value));
+    return *this;
+  }
+  // Runs with a status of `n` entries; `checked`: whether a status other than ok is an error.
+  void run(std::int64_t n, bool checked = true) {
+    const Tensor arena = d_.buffer("statuses", dtype_of<std::int32_t>, {kStatuses});
+    KDTR_CHECK(d_.status_used_ + n <= kStatuses, stage_, "statuses of a step", kStatuses,
+               d_.status_used_ + n);
+    tensor("status", KDTR_OUT, {at(arena, d_.status_used_), arena.dtype, {n}});
+    if (checked) d_.pending_.push_back({stage_, d_.status_used_, n});
+    d_.status_used_ += n;
+    if (kernel_->workspace != nullptr) {
+      Call sizes(call_.call());
+      const std::size_t bytes = kernel_->workspace(sizes);
+      const Tensor space =
+          d_.buffer("workspace", dtype_of<std::uint8_t>, {static_cast<std::int64_t>(bytes)});
+      call_.workspace(space.data, bytes);
+    }
+    try {
+      Call view(call_.call());
+      kernel_->run(view, d_.memory_.stream());
+    } catch (const Error& error) {
+      fail(stage_, error.what());
+    }
+    if (d_.tap_) d_.tap_(stage_, call_);
+  }
+
+ private:
+  Op& tensor(const char* name, int role, const Tensor& t) {
+    call_.tensor(name, role, t.data, t.dtype, t.shape, d_.memory_.device());
+    return *this;
+  }
+
+  Decoder& d_;
+  std::string stage_;
+  CallBuilder call_;
+  const Kernel* kernel_;
+};
+
+Decoder::Decoder(const std::string& folder, const Options& options, Memory& memory,
+                 Communicator& ranks)
+    : options_(options), memory_(memory), ranks_(ranks), config_(read_config(folder)) {
+  const Options& o = options_;
+  KDTR_CHECK(o.requests >= 1 && o.requests <= 256, "options/requests", "value", "1..256",
+             o.requests);
+  KDTR_CHECK(o.page_size == 16 || o.page_size == 64, "options/page_size", "value", "16 or 64",
+             o.page_size);
+  KDTR_CHECK(o.max_budget >= 0 && o.max_budget <= 1024, "options/max_budget", "value", "0..1024",
+             o.max_budget);
+  KDTR_CHECK(o.max_context >= 1 && o.max_context <= config_.max_positions, "options/max_context",
+             "value", "1.." + std::to_string(config_.max_positions), o.max_context);
+  KDTR_CHECK(config_.heads >= ranks.world() && config_.expert >= ranks.world(), folder,
+             "heads and expert columns", "one a rank at least", ranks.world());
+  weights_ = Loader(folder, config_, memory, ranks.rank(), ranks.world()).load();
+  max_pages_ = (o.max_context + o.page_size - 1) / o.page_size;
+  // Pages of all requests, then one slot for each node of each request's tree.
+  const std::int64_t pages = o.requests * max_pages_;
+  const std::int64_t tree = (o.requests * (o.max_budget + 1) + o.page_size - 1) / o.page_size;
+  slots_ = (pages + tree) * o.page_size;
+  pool_ = buffer("pool", dtype_of<float>, {config_.layers, slots_, config_.row()});
+  hidden_ = buffer("hidden", dtype_of<float>, {o.requests, config_.hidden});
+  memory_.zero(pool_.data, pool_.bytes());
+  requests_.resize(static_cast<std::size_t>(o.requests));
+}
+
+Decoder::~Decoder() {
+  for (auto& [name, held] : buffers_) memory_.release(held.first.data);
+  const auto drop = [this](const Tensor& t) {
+    if (t.data != nullptr) memory_.release(t.data);
+  };
+  const auto drop_mlp = [&](const Mlp& m) {
+    for (const Tensor* t : {&m.gate, &m.up, &m.down, &m.gate_scale, &m.up_scale, &m.down_scale})
+      drop(*t);
+  };
+  const Weights& w = weights_;
+  for (const Tensor* t : {&w.embed, &w.norm, &w.lm_head, &w.inv_freq, &w.draft}) drop(*t);
+  for (const Layer& l : w.layers) {
+    for (const Tensor* t : {&l.input_norm, &l.post_norm, &l.q_a, &l.q_a_norm, &l.q_b, &l.kv_a,
+                            &l.kv_a_norm, &l.kv_b, &l.o, &l.router, &l.bias})
+      drop(*t);
+    if (l.dense) drop_mlp(*l.dense);
+    drop_mlp(l.experts);
+    if (l.shared) drop_mlp(*l.shared);
+  }
+}
+
+Tensor Decoder::buffer(const std::string& name, DLDataType dtype, std::vector<std::int64_t> shape) {
+  Tensor want{nullptr, dtype, std::move(shape)};
+  auto& [held, capacity] = buffers_[name];
+  if (held.data == nullptr || capacity < want.bytes()) {
+    if (held.data != nullptr) memory_.release(held.data);
+    held.data = nullptr;
+    held.data = memory_.alloc(want.bytes());
+    capacity = want.bytes();
+  }
+  want.data = held.data;
+  held = want;
+  return want;
+}
+
+Tensor Decoder::upload(const std::string& name, const std::vector<std::int32_t>& values,
+                       std::vector<std::int64_t> shape) {
+  const Tensor tensor = buffer(name, dtype_of<std::int32_t>, std::move(shape));
+  memory_.write(tensor.data, values.data(), tensor.bytes());
+  return tensor;
+}
+
+std::int64_t Decoder::length(std::int64_t request) const {
+  KDTR_CHECK(request >= 0 && request < options_.requests, "request", "id",
+             "0.." + std::to_string(options_.requests - 1), request);
+  return requests_[static_cast<std::size_t>(request)].length;
+}
+
+// Pages of the requests lie interleaved, so that no engine may take them for contiguous.
+std::int32_t Decoder::slot(std::int64_t request, std::int64_t position) const {
+  const std::int64_t page = position / options_.page_size * options_.requests + request;
+  return static_cast<std::int32_t>(page * options_.page_size + position % options_.page_size);
+}
+
+void Decoder::require_room(std::int64_t request, std::int64_t rows) const {
+  const std::int64_t want = length(request) + rows;
+  KDTR_CHECK(want <= options_.max_context, "request " + std::to_string(request), "context rows",
+             "at most " + std::to_string(options_.max_context), want);
+}
+
+Tensor Decoder::pool(std::int64_t layer) const {
+  return {at(pool_, layer * slots_ * config_.row()), pool_.dtype, {slots_, config_.row()}};
+}
+
+// Page tables and lengths of the requests of a pass.
+void Decoder::lengths(Batch& batch, std::span<const std::int32_t> requests) {
+  std::vector<std::int32_t> pages, prefix;
+  for (const std::int32_t request : requests) {
+    prefix.push_back(static_cast<std::int32_t>(length(request)));
+    KDTR_CHECK(requests_[static_cast<std::size_t>(request)].live, "request", "state", "prefilled",
+               request);
+    for (std::int64_t p = 0; p < max_pages_; ++p)
+      pages.push_back(static_cast<std::int32_t>(p * options_.requests + request));
+  }
+  const auto r = static_cast<std::int64_t>(requests.size());
+  batch.r = r;
+  batch.page_table = upload("page_table", pages, {r, max_pages_});
+  batch.prefix_len = upload("prefix_len", prefix, {r});
+}
+
+// Writes the nodes' fresh rows to their slots, one copy for each run of neighbours.
+void Decoder::scatter(const Batch& batch, std::int64_t layer, const Tensor& rows) {
+  const auto row = static_cast<std::size_t>(config_.row()) * sizeof(float);
+  const Tensor to = pool(layer);
+  for (std::size_t i = 0; i < batch.slots.size();) {
+    std::size_t n = 1;
+    while (i + n < batch.slots.size() &&
+           batch.slots[i + n] == batch.slots[i] + static_cast<std::int32_t>(n))
+      ++n;
+    memory_.copy(at(to, batch.slots[i] * config_.row()),
+                 at(rows, static_cast<std::int64_t>(i) * config_.row()), n * row);
+    i += n;
+  }
+}
+
+Tensor Decoder::linear(const std::string& stage, const std::string& out, const Tensor& x,
+                       const Tensor& w, const Tensor* residual) {
+  const Tensor y = buffer(out, dtype_of<float>, {x.shape[0], w.shape[0]});
+  Op op(*this, stage, "linear@1");
+  op.in("x", x).in("weight", w).out("out", y);
+  if (residual != nullptr) op.in("residual", *residual);
+  op.run(x.shape[0]);
+  return y;
+}
+
+Tensor Decoder::norm(const std::string& stage, const Tensor& x, const Tensor& w) {
+  const Tensor y = buffer("normed", dtype_of<float>, x.shape);
+  Op(*this, stage, "rmsnorm@1")
+      .in("x", x)
+      .in("weight", w)
+      .out("out", y)
+      .attr("eps", config_.eps)
+      .attr("variant", std::string("f32_then_round"))
+      .run(x.shape[0]);
+  return y;
+}
+
+Tensor Decoder::attention(const Batch& batch, std::int64_t layer, const Tensor& x) {
+  const Config& c = config_;
+  const Layer& l = weights_.layers[static_cast<std::size_t>(layer)];
+  const std::string stage = "l" + std::to_string(layer) + ".";
+  const std::int64_t t = x.shape[0], heads = l.kv_b.shape[0], width = c.row();
+  const Tensor h = norm(stage + "input_norm", x, l.input_norm);
+  const Tensor q = buffer("q", dtype_of<float>, {t, heads, width});
+  const Tensor kv = buffer("kv", dtype_of<float>, {t, width});
+  Op(*this, stage + "mla_project", "mla_project@1")
+      .in("x", h)
+      .in("positions", view(batch.positions, {t}))
+      .in("inv_freq", weights_.inv_freq)
+      .in("q_a", l.q_a)
+      .in("q_a_norm", l.q_a_norm)
+      .in("q_b", l.q_b)
+      .in("kv_a", l.kv_a)
+      .in("kv_a_norm", l.kv_a_norm)
+      .in("kv_b", l.kv_b)
+      .out("q", q)
+      .out("kv", kv)
+      .attr("eps", c.latent_eps)
+      .attr("rope_scale", static_cast<double>(c.rope_scale))
+      .attr("store", std::string("halves"))
+      .run(t);
+  scatter(batch, layer, kv);
+  const Tensor latent = buffer("latent", dtype_of<float>, {t, heads, c.kv_lora});
+  const Tensor lse = buffer("lse", dtype_of<float>, {batch.r, batch.n, heads});
+  Op(*this, stage + "verify_attn", "verify_attn@1")
+      .in("q", view(q, {batch.r, batch.n, heads, width}))
+      .in("kv_pool", pool(layer))
+      .in("page_table", batch.page_table)
+      .in("prefix_len", batch.prefix_len)
+      .in("tree_slots", batch.tree_slots)
+      .in("visible", batch.visible)
+      .in("n_nodes", batch.n_nodes)
+      .out("out", view(latent, {batch.r, batch.n, heads, c.kv_lora}))
+      .out("lse", lse)
+      .attr("scale", static_cast<double>(c.softmax_scale))
+      .attr("page_size", options_.page_size)
+      .attr("part", std::string("whole"))
+      .attr("Dv", c.kv_lora)
+      .run(batch.r);
+  const Tensor y = buffer("post_attn", dtype_of<float>, {t, c.hidden});
+  Op op(*this, stage + "mla_output", "mla_output@1");
+  op.in("latent", latent).in("kv_b", l.kv_b).in("o", l.o).out("out", y);
+  if (ranks_.rank() == 0) op.in("residual", x);
+  op.run(t);
+  ranks_.sum(static_cast<float*>(y.data), static_cast<std::size_t>(y.numel()), memory_);
+  return y;
+}
+
+Tensor Decoder::mlp(std::int64_t layer, const Tensor& x) {
+  const Config& c = config_;
+  const Layer& l = weights_.layers[static_cast<std::size_t>(layer)];
+  const std::string stage = "l" + std::to_string(layer) + ".";
+  const std::int64_t t = x.shape[0];
+  const Tensor h = norm(stage + "post_norm", x, l.post_norm);
+  const Tensor* residual = ranks_.rank() == 0 ? &x : nullptr;
+  Tensor y;
+  if (l.dense) {
+    const auto matrix = [](const Tensor& w) { return view(w, {w.shape[1], w.shape[2]}); };
+    const Tensor gate = linear(stage + "gate", "gate", h, matrix(l.dense->gate), nullptr);
+    const Tensor up = linear(stage + "up", "up", h, matrix(l.dense->up), nullptr);
+    const Tensor both = buffer("activated", dtype_of<float>, gate.shape);
+    Op(*this, stage + "silu_mul", "silu_mul@1")
+        .in("gate", gate)
+        .in("up", up)
+        .out("out", both)
+        .run(t);
+    y = linear(stage + "down", "post_mlp", both, matrix(l.dense->down), residual);
+  } else {
+    const Tensor router = linear(stage + "router", "router", h, l.router, nullptr);
+    const Tensor ids = buffer("experts", dtype_of<std::int32_t>, {t, c.top_k});
+    const Tensor factors = buffer("factors", dtype_of<float>, {t, c.top_k});
+    Op(*this, stage + "moe_route", "moe_route@1")
+        .in("logits", router)
+        .in("bias", l.bias)
+        .out("ids", ids)
+        .out("weights", factors)
+        .attr("n_group", c.groups)
+        .attr("topk_group", c.kept_groups)
+        .attr("top_k", c.top_k)
+        .attr("renormalize", std::int64_t{c.renormalize})
+        .attr("scale", c.routed_scale)
+        .run(t);
+    y = buffer("post_mlp", dtype_of<float>, {t, c.hidden});
+    Op op(*this, stage + "moe_experts", "moe_experts@1");
+    const Mlp& e = l.experts;
+    op.in("x", h).in("ids", ids).in("weights", factors).out("out", y);
+    op.attr("format", std::string(e.group == 0 ? "dense" : "w4_exact")).attr("group", e.group);
+    if (e.group == 0) {
+      op.in("gate", e.gate).in("up", e.up).in("down", e.down);
+    } else {
+      op.in("gate_packed", e.gate).in("up_packed", e.up).in("down_packed", e.down);
+      op.in("gate_scale", e.gate_scale).in("up_scale", e.up_scale).in("down_scale", e.down_scale);
+    }
+    if (l.shared) {
+      const Mlp& s = *l.shared;
+      op.in("shared_gate", view(s.gate, {s.gate.shape[1], c.hidden}))
+          .in("shared_up", view(s.up, {s.up.shape[1], c.hidden}))
+          .in("shared_down", view(s.down, {c.hidden, s.down.shape[2]}));
+    }
+    if (residual != nullptr) op.in("residual", *residual);
+    op.run(t);
+  }
+  ranks_.sum(static_cast<float*>(y.data), static_cast<std::size_t>(y.numel()), memory_);
+  return y;
+}
+
+// Final hidden rows [r * n, hidden], after the last norm: what lm_head and the draft heads read.
+Tensor Decoder::forward(const Batch& batch) {
+  const std::int64_t t = batch.r * batch.n;
+  Tensor x = buffer("embedded", dtype_of<float>, {t, config_.hidden});
+  Op(*this, "embed", "embed@1")
+      .in("ids", view(batch.ids, {t}))
+      .in("table", weights_.embed)
+      .out("out", x)
+      .run(t, !batch.padded);
+  for (std::int64_t l = 0; l < config_.layers; ++l) x = mlp(l, attention(batch, l, x));
+  return norm("final_norm", x, weights_.norm);
+}
+
+Tensor Decoder::logits(const std::string& stage, const Tensor& hidden) {
+  const Tensor mine = linear(stage, ranks_.world() == 1 ? stage : stage + ".shard", hidden,
+                             weights_.lm_head, nullptr);
+  if (ranks_.world() == 1) return mine;
+  const Tensor all = buffer(stage, dtype_of<float>, {hidden.shape[0], config_.vocab});
+  ranks_.gather_columns(static_cast<const float*>(mine.data), static_cast<float*>(all.data),
+                        static_cast<std::size_t>(hidden.shape[0]),
+                        static_cast<std::size_t>(config_.vocab), memory_);
+  return all;
+}
+
+Tensor Decoder::argmax(const std::string& stage, const Tensor& scores, std::int64_t r,
+                       std::int64_t n) {
+  const Tensor ids = buffer(stage, dtype_of<std::int32_t>, {r, n});
+  Op(*this, stage, "argmax@1")
+      .in("logits", view(scores, {r, n, config_.vocab}))
+      .out("ids", ids)
+      .run(r);
+  return ids;
+}
+
+void Decoder::check_statuses() {
+  const Tensor arena = buffer("statuses", dtype_of<std::int32_t>, {kStatuses});
+  std::vector<std::int32_t> all(static_cast<std::size_t>(status_used_));
+  memory_.read(all.data(), arena.data, all.size() * sizeof(std::int32_t));
+  const std::vector<Pending> pending = std::exchange(pending_, {});
+  status_used_ = 0;
+  for (const Pending& p : pending)
+    for (std::int64_t i = 0; i < p.count; ++i)
+      KDTR_CHECK(all[static_cast<std::size_t>(p.first + i)] == kOk, p.stage,
+                 "status of row " + std::to_string(i), 0,
+                 all[static_cast<std::size_t>(p.first + i)]);
+}
+
+std::int32_t Decoder::prefill(std::int64_t request, std::span<const std::int32_t> ids) {
+  if (ids.empty()) fail("prefill", "prompt", "at least one id", 0);
+  require_room(request, 0);  // and that there is such a request
+  Request& state = requests_[static_cast<std::size_t>(request)];
+  state = {0, -1, true};
+  require_room(request, static_cast<std::int64_t>(ids.size()));
+  const auto id = static_cast<std::int32_t>(request);
+  Tensor last;
+  for (std::size_t first = 0; first < ids.size(); first += kChunk) {
+    const std::int64_t n =
+        std::min<std::int64_t>(kChunk, static_cast<std::int64_t>(ids.size() - first));
+    Batch batch;
+    batch.n = n;
+    lengths(batch, {&id, 1});
+    std::vector<std::int32_t> chunk, positions;
+    std::vector<std::uint8_t> visible(static_cast<std::size_t>(n * n));
+    for (std::int64_t i = 0; i < n; ++i) {
+      chunk.push_back(ids[first + static_cast<std::size_t>(i)]);
+      KDTR_CHECK(chunk.back() >= 0 && chunk.back() < config_.vocab, "prefill",
+                 "id " + std::to_string(first + static_cast<std::size_t>(i)),
+                 "0.." + std::to_string(config_.vocab - 1), chunk.back());
+      positions.push_back(static_cast<std::int32_t>(state.length + i));
+      batch.slots.push_back(slot(request, state.length + i));
+      for (std::int64_t j = 0; j <= i; ++j) visible[static_cast<std::size_t>(i * n + j)] = 1;
+    }
+    batch.ids = upload("ids", chunk, {1, n});
+    batch.positions = upload("positions", positions, {1, n});
+    batch.tree_slots = upload("tree_slots", batch.slots, {1, n});
+    batch.n_nodes = upload("n_nodes", {static_cast<std::int32_t>(n)}, {1});
+    batch.visible = buffer("visible", dtype_of<std::uint8_t>, {1, n, n});
+    memory_.write(batch.visible.data, visible.data(), visible.size());
+    const Tensor hidden = forward(batch);
+    last = {at(hidden, (n - 1) * config_.hidden), hidden.dtype, {1, config_.hidden}};
+    state.length += n;
+  }
+  memory_.copy(at(hidden_, request * config_.hidden), last.data, last.bytes());
+  const Tensor next = argmax("next", logits("logits", last), 1, 1);
+  check_statuses();
+  memory_.read(&state.last, next.data, sizeof state.last);
+  return state.last;
+}
+
+void Decoder::greedy(std::span<const std::int32_t> requests, std::span<std::int32_t> tokens) {
+  KDTR_CHECK(requests.size() == tokens.size(), "greedy", "tokens", requests.size(), tokens.size());
+  Batch batch;
+  batch.n = 1;
+  lengths(batch, requests);
+  const std::int64_t r = batch.r;
+  std::vector<std::int32_t> ids, positions;
+  for (const std::int32_t request : requests) {
+    require_room(request, 1);
+    const Request& state = requests_[static_cast<std::size_t>(request)];
+    ids.push_back(state.last);
+    positions.push_back(static_cast<std::int32_t>(state.length));
+    batch.slots.push_back(slot(request, state.length));
+  }
+  batch.ids = upload("ids", ids, {r, 1});
+  batch.positions = upload("positions", positions, {r, 1});
+  batch.tree_slots = upload("tree_slots", batch.slots, {r, 1});
+  batch.n_nodes = upload("n_nodes", std::vector<std::int32_t>(requests.size(), 1), {r});
+  batch.visible = buffer("visible", dtype_of<std::uint8_t>, {r, 1, 1});
+  const std::vector<std::uint8_t> ones(requests.size(), 1);
+  memory_.write(batch.visible.data, ones.data(), ones.size());
+  const Tensor hidden = forward(batch);
+  const Tensor next = argmax("next", logits("logits", hidden), r, 1);
+  check_statuses();
+  memory_.read(tokens.data(), next.data, tokens.size_bytes());
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    Request& state = requests_[static_cast<std::size_t>(requests[i])];
+    memory_.copy(at(hidden_, requests[i] * config_.hidden),
+                 at(hidden, static_cast<std::int64_t>(i) * config_.hidden),
+                 static_cast<std::size_t>(config_.hidden) * sizeof(float));
+    ++state.length;
+    state.last = tokens[i];
+  }
+}
+
+void Decoder::tree(std::span<const std::int32_t> requests, std::int64_t budget,
+                   std::span<std::int32_t> accept_len, std::span<std::int32_t> tokens) {
+  const std::int64_t d = config_.hidden, depth = weights_.depth;
+  if (depth == 0) fail("tree", "the model has no draft heads");
+  KDTR_CHECK(budget >= 1 && budget <= options_.max_budget, "tree", "budget",
+             "1.." + std::to_string(options_.max_budget), budget);
+  KDTR_CHECK(accept_len.size() == requests.size() &&
+                 tokens.size() == requests.size() * static_cast<std::size_t>(depth + 1),
+             "tree", "results", requests.size(), accept_len.size());
+  const std::int64_t n = budget + 1, k = std::min(budget, config_.vocab);
+  Batch batch;
+  batch.n = n;
+  batch.padded = true;
+  lengths(batch, requests);
+  const std::int64_t r = batch.r;
+  std::vector<std::int32_t> roots;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    require_room(requests[i], depth + 1);
+    roots.push_back(requests_[static_cast<std::size_t>(requests[i])].last);
+    for (std::int64_t j = 0; j < n; ++j)
+      batch.slots.push_back(
+          static_cast<std::int32_t>(options_.requests * max_pages_ * options_.page_size +
+                                    static_cast<std::int64_t>(i) * (options_.max_budget + 1) + j));
+  }
+  // Draft: every depth's marginal from [hidden before the root | embedding of the root].
+  const Tensor root = upload("root", roots, {r});
+  const Tensor embedded = buffer("draft.embedded", dtype_of<float>, {r, d});
+  Op(*this, "draft.embed", "embed@1")
+      .in("ids", root)
+      .in("table", weights_.embed)
+      .out("out", embedded)
+      .run(r);
+  const Tensor both = buffer("draft.input", dtype_of<float>, {r, 2 * d});
+  const auto row = static_cast<std::size_t>(d) * sizeof(float);
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    memory_.copy(at(both, static_cast<std::int64_t>(i) * 2 * d), at(hidden_, requests[i] * d), row);
+  memory_.copy_rows(at(both, d), 2 * row, embedded.data, row, row, requests.size());
+  const Tensor drafted = linear("draft.heads", "draft.hidden", both, weights_.draft, nullptr);
+  const Tensor marginals = logits("draft.logits", view(drafted, {r * depth, d}));
+  const Tensor candidates = buffer("draft.ids", dtype_of<std::int32_t>, {r, depth, k});
+  const Tensor logprobs = buffer("draft.logprobs", dtype_of<float>, {r, depth, k});
+  const Tensor draft_lse = buffer("draft.lse", dtype_of<float>, {r, depth});
+  Op(*this, "draft.topk", "topk_logprobs@1")
+      .in("logits", view(marginals, {r, depth, config_.vocab}))
+      .out("ids", candidates)
+      .out("logprobs", logprobs)
+      .out("lse", draft_lse)
+      .attr("K", k)
+      .run(r);
+  // Tree.
+  const auto ints = [&](const char* name, std::vector<std::int64_t> shape) {
+    return buffer(name, dtype_of<std::int32_t>, std::move(shape));
+  };
+  batch.n_nodes = ints("tree.n_nodes", {r});
+  batch.ids = ints("tree.tokens", {r, n});
+  batch.positions = ints("tree.positions", {r, n});
+  batch.visible = buffer("tree.visible", dtype_of<std::uint8_t>, {r, n, n});
+  const Tensor next_token = ints("tree.next_token", {r, n});
+  const Tensor next_sibling = ints("tree.next_sibling", {r, n});
+  Op(*this, "tree_build", "tree_build@1")
+      .in("logprobs", logprobs)
+      .in("ids", candidates)
+      .in("root_token", root)
+      .in("prefix_len", batch.prefix_len)
+      .out("n_nodes", batch.n_nodes)
+      .out("tokens", batch.ids)
+      .out("depths", ints("tree.depths", {r, n}))
+      .out("parents", ints("tree.parents", {r, n}))
+      .out("positions", batch.positions)
+      .out("next_token", next_token)
+      .out("next_sibling", next_sibling)
+      .out("visible", batch.visible)
+      .out("weights", buffer("tree.weights", dtype_of<double>, {r, n}))
+      .attr("budget", budget)
+      .attr("tie_order", std::string("ranks"))
+      .run(r);
+  // Verify all nodes in one pass, accept, move the path's rows behind the prefix.
+  batch.tree_slots = upload("tree_slots", batch.slots, {r, n});
+  const Tensor hidden = forward(batch);
+  const Tensor target = argmax("tree.target", logits("tree.logits", hidden), r, n);
+  const Tensor path = ints("tree.accept_index", {r, depth + 1});
+  const Tensor accepted = ints("tree.accept_len", {r});
+  const Tensor emitted = ints("tree.accepted_tokens", {r, depth + 1});
+  Op(*this, "tree_accept", "tree_accept@1")
+      .in("tokens", batch.ids)
+      .in("next_token", next_token)
+      .in("next_sibling", next_sibling)
+      .in("n_nodes", batch.n_nodes)
+      .in("target", target)
+      .out("accept_index", path)
+      .out("accept_len", accepted)
+      .out("accepted_tokens", emitted)
+      .out("predicts", ints("tree.predicts", {r, n}))
+      .attr("L", depth)
+      .attr("V", config_.vocab)
+      .run(r);
+  const auto as_bytes = [](const Tensor& t, std::vector<std::int64_t> shape) {
+    return Tensor{t.data, dtype_of<std::uint8_t>, std::move(shape)};
+  };
+  const Tensor new_len = ints("tree.new_len", {r});
+  Op(*this, "kv_commit", "kv_commit@1")
+      .inout("rows", as_bytes(pool_, {config_.layers, slots_, config_.row() * 4}))
+      .inout("page_table", batch.page_table)
+      .inout("tree_slots", batch.tree_slots)
+      .inout("hidden", as_bytes(hidden, {r, n, d * 4}))
+      .in("accept_index", path)
+      .in("accept_len", accepted)
+      .in("prefix_len", batch.prefix_len)
+      .out("new_len", new_len)
+      .attr("page_size", options_.page_size)
+      .run(r);
+  check_statuses();
+  memory_.read(accept_len.data(), accepted.data, accept_len.size_bytes());
+  memory_.read(tokens.data(), emitted.data, tokens.size_bytes());
+  std::vector<std::int32_t> grown(requests.size());
+  memory_.read(grown.data(), new_len.data, grown.size() * sizeof(std::int32_t));
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    Request& state = requests_[static_cast<std::size_t>(requests[i])];
+    const std::int64_t last = accept_len[i];
+    memory_.copy(at(hidden_, requests[i] * d),
+                 at(hidden, (static_cast<std::int64_t>(i) * n + last) * d), row);
+    state.length = grown[i];
+    state.last = tokens[i * static_cast<std::size_t>(depth + 1) + static_cast<std::size_t>(last)];
+  }
+}
+
+std::size_t Decoder::read(const std::string& name, void* out, std::size_t bytes) {
+  if (name.starts_with("rows.")) {
+    std::int64_t layer = -1, request = -1;
+    char dot = 0;
+    std::istringstream text(name.substr(5));
+    text >> layer >> dot >> request;
+    KDTR_CHECK(text && dot == '.' && layer >= 0 && layer < config_.layers, name, "buffer",
+               "rows.<layer>.<request>", name);
+    const std::int64_t n = length(request);
+    const auto row = static_cast<std::size_t>(config_.row()) * sizeof(float);
+    const std::size_t size = static_cast<std::size_t>(n) * row;
+    if (out == nullptr) return size;
+    KDTR_CHECK(bytes == size, name, "bytes", size, bytes);
+    for (std::int64_t t = 0; t < n; ++t)
+      memory_.read(static_cast<std::byte*>(out) + static_cast<std::size_t>(t) * row,
+                   at(pool(layer), slot(request, t) * config_.row()), row);
+    return size;
+  }
+  const auto it = buffers_.find(name);
+  if (it == buffers_.end()) fail(name, "no such buffer");
+  const Tensor& tensor = it->second.first;
+  if (out == nullptr) return tensor.bytes();
+  KDTR_CHECK(bytes == tensor.bytes(), name, "bytes", tensor.bytes(), bytes);
+  memory_.read(out, tensor.data, bytes);
+  return bytes;
+}
+
+}  // namespace kdtr::model

@@ -1,0 +1,68 @@
+// Where tensors live, and how ranks meet: the two seams between the driver and a backend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kdtr/plugin.h"
+
+namespace kdtr::model {
+
+// Device memory of one backend. Copies are ordered with kernels on `stream`; `read` waits.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual DLDevice device() const = 0;
+  virtual void* stream() const = 0;
+  // Whether kernels read bf16 weights at no loss of speed; otherwise they are widened when loaded.
+  virtual bool keeps_bf16() const = 0;
+  virtual void* alloc(std::size_t bytes) = 0;
+  virtual void release(void* data) = 0;
+  virtual void write(void* to, const void* host, std::size_t bytes) = 0;
+  virtual void read(void* host, const void* from, std::size_t bytes) = 0;
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
+  // `rows` pieces of `bytes` each, at these strides in bytes.
+  virtual void copy_rows(void* to, std::size_t to_stride, const void* from, std::size_t from_stride,
+                         std::size_t bytes, std::size_t rows) = 0;
+  virtual void zero(void* data, std::size_t bytes) = 0;
+};
+
+// The memory of this library's backend; each backend defines it once.
+Memory& backend_memory();
+
+// Ranks that hold shards of one model. Every rank computes all tokens; heads, hidden columns of
+// the MLPs and vocabulary rows are split.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int world() const = 0;
+  // data[n] becomes the sum over ranks, the same bits on every rank.
+  virtual void sum(float* data, std::size_t n, Memory& memory) = 0;
+  // out[t, :] is the ranks' part[t, :] side by side, rank r's columns at column_of(n, r, world).
+  virtual void gather_columns(const float* part, float* out, std::size_t rows, std::size_t columns,
+                              Memory& memory) = 0;
+};
+
+// Columns first .. first + count of n belong to `rank` of `world`: as even as possible.
+struct Range {
+  std::int64_t first = 0, count = 0;
+};
+inline Range share(std::int64_t n, int rank, int world) {
+  const std::int64_t first = n * rank / world;
+  return {first, n * (rank + 1) / world - first};
+}
+
+// World 1: nothing to do.
+class Alone final : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int world() const override { return 1; }
+  void sum(float*, std::size_t, Memory&) override {}
+  void gather_columns(const float* part, float* out, std::size_t rows, std::size_t columns,
+                      Memory& memory) override {
+    memory.copy(out, part, rows * columns * sizeof(float));
+  }
+};
+
+}  // namespace kdtr::model

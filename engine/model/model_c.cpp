@@ -1,0 +1,100 @@
+// The C interface of the decoder: exceptions become messages.
+#include <optional>
+
+#include "decoder.h"
+#include "kdtr/error.h"
+#include "kdtr/model.h"
+
+using kdtr::model::Alone;
+using kdtr::model::Decoder;
+
+struct kdtr_decoder {
+  Alone ranks;
+  std::optional<Decoder> decoder;
+  std::string error;
+};
+
+namespace {
+
+template <class F>
+int guarded(kdtr_decoder* d, F&& body) {
+  try {
+    d->error.clear();
+    body();
+    return KDTR_OK;
+  } catch (const std::exception& e) {
+    d->error = e.what();
+  }
+  return KDTR_ERROR;
+}
+
+}  // namespace
+
+extern "C" {
+
+int kdtr_decoder_open(const char* folder, const kdtr_decoder_options* options,
+                      kdtr_decoder** decoder) {
+  auto* d = *decoder = new kdtr_decoder;
+  return guarded(d, [&] {
+    KDTR_CHECK(options->struct_size == sizeof(kdtr_decoder_options), "kdtr_decoder_open",
+               "size of the options", sizeof(kdtr_decoder_options), options->struct_size);
+    d->decoder.emplace(folder,
+                       kdtr::model::Options{options->requests, options->max_context,
+                                            options->page_size, options->max_budget},
+                       kdtr::model::backend_memory(), d->ranks);
+  });
+}
+
+void kdtr_decoder_close(kdtr_decoder* decoder) { delete decoder; }
+
+const char* kdtr_decoder_error(const kdtr_decoder* decoder) { return decoder->error.c_str(); }
+
+int64_t kdtr_decoder_size(const kdtr_decoder* decoder, const char* name) {
+  const std::string_view key = name;
+  const Decoder& d = *decoder->decoder;
+  if (key == "vocab") return d.config().vocab;
+  if (key == "hidden") return d.config().hidden;
+  if (key == "layers") return d.config().layers;
+  if (key == "depth") return d.depth();
+  if (key == "row") return d.config().row();
+  if (key == "eos") return d.config().eos;
+  return -1;
+}
+
+int kdtr_decoder_prefill(kdtr_decoder* decoder, int32_t request, const int32_t* ids, int32_t n,
+                         int32_t* token) {
+  return guarded(decoder, [&] {
+    *token = decoder->decoder->prefill(request, {ids, static_cast<std::size_t>(n)});
+  });
+}
+
+int kdtr_decoder_greedy(kdtr_decoder* decoder, const int32_t* requests, int32_t n,
+                        int32_t* tokens) {
+  const auto count = static_cast<std::size_t>(n);
+  return guarded(decoder, [&] { decoder->decoder->greedy({requests, count}, {tokens, count}); });
+}
+
+int kdtr_decoder_tree(kdtr_decoder* decoder, const int32_t* requests, int32_t n, int32_t budget,
+                      int32_t* accept_len, int32_t* tokens) {
+  const auto count = static_cast<std::size_t>(n);
+  return guarded(decoder, [&] {
+    Decoder& d = *decoder->decoder;
+    d.tree({requests, count}, budget, {accept_len, count},
+           {tokens, count * static_cast<std::size_t>(d.depth() + 1)});
+  });
+}
+
+int kdtr_decoder_read(kdtr_decoder* decoder, const char* name, void* out, uint64_t* bytes) {
+  return guarded(decoder, [&] { *bytes = decoder->decoder->read(name, out, *bytes); });
+}
+
+int kdtr_decoder_set_tap(kdtr_decoder* decoder, kdtr_decoder_tap tap, void* user) {
+  return guarded(decoder, [&] {
+    if (tap == nullptr) return decoder->decoder->set_tap({});
+    decoder->decoder->set_tap([tap, user](const std::string& stage, kdtr::CallBuilder& call) {
+      tap(user, stage.c_str(), call.call());
+    });
+  });
+}
+
+}  // extern "C"
