@@ -273,6 +273,21 @@ def from_safetensors(source: PathLike, target: PathLike, rename: bool = False) -
     return _write(target, parts, meta, rename)
 
 
+def read_safetensors(source: PathLike) -> dict[str, Array]:
+    """Tensors of a safetensors file by name; types that numpy lacks widen to f32.
+
+    Raises KdtrError for a damaged file.
+    """
+    where = os.fspath(source)
+    parts, _ = _parse_safetensors(where, _read(where))
+    return {
+        part.name: dtypes.decode(
+            np.frombuffer(part.payload, dtypes.by_name(part.dtype).storage), part.dtype, part.shape
+        )
+        for part in parts
+    }
+
+
 def _read(where: str) -> memoryview:
     try:
         with Path(where).open("rb") as handle:

@@ -1,0 +1,418 @@
+"""Decoding with a whole model: the engines' decoder, its statistics, and what it does differently.
+
+The decoder itself is C++ (engine/model), compiled into each engine library beside its kernels;
+this module loads it, and compares it with the reference model (kdtr.reference.decode).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdtr import case as case_module
+from kdtr import contract, convert, dtypes, engine
+from kdtr.errors import EngineError, KdtrError
+from kdtr.reference import decode as reference
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Folder = str | os.PathLike[str]
+Array = NDArray[Any]
+
+
+def load_reference(folder: Folder) -> reference.Model:
+    """The reference model of a checkpoint folder. Raises KdtrError for a damaged file."""
+    where = Path(folder)
+    try:
+        config = json.loads((where / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise KdtrError(os.fspath(where / "config.json"), str(error)) from None
+    weights = convert.read_safetensors(where / "model.safetensors")
+    if (where / "draft_heads.safetensors").exists():
+        weights |= convert.read_safetensors(where / "draft_heads.safetensors")
+    return reference.Model(config, weights)
+
+
+# --- the C interface, engine/include/kdtr/model.h ------------------------------------------------
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("requests", ctypes.c_int32),
+        ("max_context", ctypes.c_int32),
+        ("page_size", ctypes.c_int32),
+        ("max_budget", ctypes.c_int32),
+    ]
+
+
+class _DType(ctypes.Structure):
+    _fields_ = [
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    ]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Call(ctypes.Structure):
+    pass
+
+
+_FIND: Final = ctypes.CFUNCTYPE(
+    ctypes.POINTER(_Tensor), ctypes.POINTER(_Call), ctypes.c_char_p, ctypes.c_int
+)
+_I64: Final = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(_Call), ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64)
+)
+_F64: Final = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(_Call), ctypes.c_char_p, ctypes.POINTER(ctypes.c_double)
+)
+_STR: Final = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(_Call), ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p)
+)
+_Call._fields_ = [
+    ("struct_size", ctypes.c_uint32),
+    ("reserved", ctypes.c_uint32),
+    ("op", ctypes.c_char_p),
+    ("arith", ctypes.c_char_p),
+    ("tensor", _FIND),
+    ("attr_i64", _I64),
+    ("attr_f64", _F64),
+    ("attr_str", _STR),
+]
+_TAP: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(_Call))
+_ROLES: Final = {"in": 0, "out": 1, "inout": 2}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kernel call of a pass: its arguments by name as the kernel left them, copied."""
+
+    name: str
+    op: str
+    tensors: dict[str, Array]
+    attrs: dict[str, int | float | str | bool]
+
+
+def _copied(tensor: _Tensor) -> Array:
+    """The values of a host tensor; bf16 and f16 widened to f32."""
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    dtype = dtypes.by_code(tensor.dtype.code, tensor.dtype.bits)
+    count = int(np.prod(shape, dtype=np.int64)) * dtype.storage.itemsize
+    if not count:
+        return np.zeros(shape, dtypes.decode(np.zeros(0, dtype.storage), dtype.name, (0,)).dtype)
+    raw = (ctypes.c_uint8 * count).from_address(tensor.data + tensor.byte_offset)
+    stored = np.frombuffer(bytes(raw), dtype.storage)
+    return np.array(dtypes.decode(stored, dtype.name, shape))
+
+
+def _stage(name: str, call: Any) -> Stage:
+    rules = contract.load(call.contents.op.decode())
+    tensors: dict[str, Array] = {}
+    for t in rules.tensors:
+        found = call.contents.tensor(call, t.name.encode(), _ROLES[t.role])
+        if found:
+            tensors[t.name] = _copied(found.contents)
+    attrs: dict[str, int | float | str | bool] = {}
+    for a in rules.attrs:
+        key = a.name.encode()
+        if a.type == "utf-8":
+            text = ctypes.c_char_p()
+            if call.contents.attr_str(call, key, ctypes.byref(text)) == 0 and text.value:
+                attrs[a.name] = text.value.decode()
+        elif a.type == "f64":
+            number = ctypes.c_double()
+            if call.contents.attr_f64(call, key, ctypes.byref(number)) == 0:
+                attrs[a.name] = number.value
+        else:
+            integer = ctypes.c_int64()
+            if call.contents.attr_i64(call, key, ctypes.byref(integer)) == 0:
+                attrs[a.name] = bool(integer.value) if a.type == "bool" else integer.value
+    return Stage(name, rules.op, tensors, attrs)
+
+
+def _library(spec: str) -> ctypes.CDLL:
+    if spec in ("cpu", "cuda") and (why := engine.missing()):
+        raise EngineError(f"engine {spec}", why)
+    path = engine.resolve(spec)
+    try:
+        lib = ctypes.CDLL(path)
+    except OSError as error:
+        raise EngineError(f"engine {spec}", str(error)) from None
+    if not hasattr(lib, "kdtr_decoder_open"):
+        raise EngineError(path, "has no decoder")
+    lib.kdtr_decoder_error.restype = ctypes.c_char_p
+    lib.kdtr_decoder_size.restype = ctypes.c_int64
+    return lib
+
+
+class Decoder:
+    """A model on an engine, with the caches of its live requests.
+
+    Args:
+        folder: checkpoint: config.json, model.safetensors and, for trees, draft_heads.safetensors.
+        engine_spec: "cpu", "cuda" or the path of an engine library.
+        requests: the most that are live at once.
+        max_context: rows that each request may cache, speculation included.
+        page_size: rows per cache page, 16 or 64.
+        max_budget: the most draft nodes of a tree.
+
+    Raises:
+        EngineError: the engine or the model cannot be used; every method raises it too.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        engine_spec: str = "cpu",
+        *,
+        requests: int = 1,
+        max_context: int = 2048,
+        page_size: int = 16,
+        max_budget: int = 64,
+    ) -> None:
+        self._lib = _library(engine_spec)
+        self._handle = ctypes.c_void_p()
+        self._tap: Any = None
+        options = _Options(ctypes.sizeof(_Options), requests, max_context, page_size, max_budget)
+        where = os.fsencode(folder)
+        try:
+            self._check(
+                self._lib.kdtr_decoder_open(
+                    where, ctypes.byref(options), ctypes.byref(self._handle)
+                )
+            )
+        except EngineError:
+            self.close()
+            raise
+        self.vocab, self.layers, self.depth, self.row, self.hidden, self.eos = (
+            int(self._lib.kdtr_decoder_size(self._handle, name))
+            for name in (b"vocab", b"layers", b"depth", b"row", b"hidden", b"eos")
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model and its caches."""
+        if self._handle:
+            self._lib.kdtr_decoder_close(self._handle)
+            self._handle = ctypes.c_void_p()
+
+    def _check(self, code: int) -> None:
+        if code:
+            where, _, what = self._lib.kdtr_decoder_error(self._handle).decode().partition(": ")
+            raise EngineError(where, what)
+
+    def prefill(self, prompt: Sequence[int], request: int = 0) -> int:
+        """Start a request over with a prompt; the first token."""
+        ids = (ctypes.c_int32 * len(prompt))(*prompt)
+        token = ctypes.c_int32()
+        self._check(
+            self._lib.kdtr_decoder_prefill(
+                self._handle, request, ids, len(prompt), ctypes.byref(token)
+            )
+        )
+        return token.value
+
+    def greedy(self, requests: Sequence[int] = (0,)) -> list[int]:
+        """One step of each request: its next token."""
+        n = len(requests)
+        tokens = (ctypes.c_int32 * n)()
+        ids = (ctypes.c_int32 * n)(*requests)
+        self._check(self._lib.kdtr_decoder_greedy(self._handle, ids, n, tokens))
+        return list(tokens)
+
+    def tree(self, budget: int, requests: Sequence[int] = (0,)) -> list[list[int]]:
+        """One draft-tree round of each request: its new tokens, accepted drafts then the bonus."""
+        n, width = len(requests), self.depth + 1
+        lengths, tokens = (ctypes.c_int32 * n)(), (ctypes.c_int32 * (n * width))()
+        ids = (ctypes.c_int32 * n)(*requests)
+        self._check(self._lib.kdtr_decoder_tree(self._handle, ids, n, budget, lengths, tokens))
+        return [tokens[i * width : i * width + lengths[i] + 1] for i in range(n)]
+
+    def read(self, name: str, dtype: type[np.generic] = np.int32) -> Array:
+        """A buffer of the last step, flat: "tree.tokens", "tree.parents", "logits", ..."""
+        size = ctypes.c_uint64()
+        key = name.encode()
+        self._check(self._lib.kdtr_decoder_read(self._handle, key, None, ctypes.byref(size)))
+        out = np.empty(size.value // np.dtype(dtype).itemsize, dtype)
+        data = out.ctypes.data_as(ctypes.c_void_p)
+        self._check(self._lib.kdtr_decoder_read(self._handle, key, data, ctypes.byref(size)))
+        return out
+
+    def rows(self, layer: int, request: int = 0) -> Array:
+        """The cached rows of a request, in order: f32 [length, row]."""
+        return self.read(f"rows.{layer}.{request}", np.float32).reshape(-1, self.row)
+
+    def tap(self, see: Callable[[Stage], None] | None) -> None:
+        """Call `see` after each kernel with its arguments, copied; None ends it. CPU engines."""
+        if see is None:
+            self._tap = None
+            self._check(self._lib.kdtr_decoder_set_tap(self._handle, None, None))
+            return
+        self._tap = _TAP(lambda _, name, call: see(_stage(name.decode(), call)))
+        self._check(self._lib.kdtr_decoder_set_tap(self._handle, self._tap, None))
+
+
+# --- generation ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Statistics:
+    """What a run of `generate` did: drafts accepted in each round (without bonus), and tokens."""
+
+    accepted: list[int] = field(default_factory=list)
+    tokens: int = 0
+
+    @property
+    def mean_accepted(self) -> float:
+        return sum(self.accepted) / len(self.accepted) if self.accepted else 0.0
+
+    @property
+    def histogram(self) -> list[int]:
+        return np.bincount(self.accepted, minlength=1).tolist() if self.accepted else []
+
+
+def generate(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    count: int,
+    tree_budget: int = 0,
+    statistics: Statistics | None = None,
+    request: int = 0,
+) -> Iterator[int]:
+    """The first `count` tokens after a prompt, as they come; fewer when the model ends.
+
+    Args:
+        decoder: the model.
+        prompt: token ids, one at least.
+        count: tokens wanted.
+        tree_budget: draft nodes a round; 0 decodes token by token.
+        statistics: filled on the way.
+        request: which of the decoder's requests to use; it starts over.
+    """
+    seen = Statistics() if statistics is None else statistics
+    ready = [decoder.prefill(prompt, request)]
+    while True:
+        for token in ready:
+            if seen.tokens == count:
+                return
+            seen.tokens += 1
+            yield token
+            if token == decoder.eos:
+                return
+        if seen.tokens == count:
+            return
+        if tree_budget:
+            (ready,) = decoder.tree(tree_budget, [request])
+            seen.accepted.append(len(ready) - 1)
+        else:
+            ready = decoder.greedy([request])
+
+
+# --- diagnosis -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one stage compares with its op's reference on the stage's own inputs.
+
+    `worst` is the greatest error in units of the hard budget: at most 1 passes; infinite for a
+    difference in an exact output. `output` is where.
+    """
+
+    stage: str
+    op: str
+    output: str
+    worst: float
+
+
+def judge(stage: Stage) -> Verdict:
+    """One stage against the reference of its op, teacher-forced: on the engine's own inputs."""
+    rules = contract.load(stage.op)
+    written = {t.name for t in rules.outputs}
+    inputs = {
+        name: case_module.widen(x) for name, x in stage.tensors.items() if name not in written
+    }
+    profile = "exact" if "exact" in rules.profiles else "f32"
+    want = case_module.reference(stage.op)(inputs, stage.attrs, profile)
+    worst, where = 0.0, ""
+    for name in sorted(written):
+        got, gold = stage.tensors[name], want[name]
+        if f"{name}/hard" in want:
+            error = np.abs(got.astype(np.float64) - gold)
+            budget = want[f"{name}/hard"]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                ratio = np.where(got == gold, 0.0, error / budget)
+            here = float(np.max(np.where(np.isnan(ratio), np.inf, ratio), initial=0.0))
+        else:
+            here = 0.0 if np.array_equal(got, gold) else float("inf")
+        if here > worst:
+            worst, where = here, name
+    return Verdict(stage.name, stage.op, where, worst)
+
+
+def localize(decoder: Decoder, prompt: Sequence[int]) -> list[Verdict]:
+    """Every stage of a prefill judged on its own inputs, in order.
+
+    The first verdict above 1 is the first stage at fault: later stages are judged on what they
+    were given, so a fault upstream does not spread.
+    """
+    verdicts: list[Verdict] = []
+    decoder.tap(lambda stage: verdicts.append(judge(stage)))
+    try:
+        decoder.prefill(prompt)
+    finally:
+        decoder.tap(None)
+    return verdicts
+
+
+def diagnose(folder: Folder, decoder: Decoder, prompt: Sequence[int]) -> tuple[str, float, float]:
+    """Which known-wrong choice an engine follows on a prompt of at most 32 tokens.
+
+    Returns (label, "published" when none; distance of its hidden rows; that of the runner-up).
+    """
+    rows: list[Array] = []
+
+    def see(stage: Stage) -> None:
+        if stage.name == "final_norm":
+            rows.append(stage.tensors["out"])
+
+    decoder.tap(see)
+    try:
+        decoder.prefill(prompt)
+    finally:
+        decoder.tap(None)
+    return reference.name_of(load_reference(folder), prompt, np.concatenate(rows))
