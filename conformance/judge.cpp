@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 
+#include "batch.h"
 #include "diagnose.h"
 #include "kdtr/call_builder.h"
 #include "kdtr/error.h"
@@ -546,12 +547,20 @@ Result run_case(const Fixture& fixture, EngineHost& engine, const Options& optio
       return std::find(written->begin(), written->end(), entry.first) == written->end();
     });
   }
+  std::vector<std::string> notes;
+  if (options.alone || options.invariant) {
+    BatchCheck check = check_alone(fixture, engine, outputs);
+    broken.insert(broken.end(), check.wrong.begin(), check.wrong.end());
+    std::vector<std::string>& list = options.invariant ? broken : notes;
+    list.insert(list.end(), check.variance.begin(), check.variance.end());
+  }
   r = judge_outputs(fixture, outputs, options, unwritten);
+  r.findings.insert(r.findings.end(), notes.begin(), notes.end());
   if (!broken.empty()) {
     r.status = Status::kFail;
     r.findings.insert(r.findings.begin(), broken.begin(), broken.end());
   }
-  if (r.status == Status::kFail) r.actual = std::move(outputs);
+  if (r.status == Status::kFail || options.keep_outputs) r.actual = std::move(outputs);
   r.seconds = seconds();
   return r;
 }

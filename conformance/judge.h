@@ -33,6 +33,9 @@ struct Options {
   bool diagnose = true;       // look for the cause of a failure
   bool memory_checks = true;  // false: run once, outputs only (for scoring)
   bool graph = false;         // capture with other inputs, replay twice: bits must not change
+  bool alone = false;         // run requests of a batch alone too: they must pass ...
+  bool invariant = false;     // ... and with the same bits
+  bool keep_outputs = false;  // `actual` after a pass too
   bool wide = false;          // class B outputs as f64, judged at 2^-40: the second reference
 };
 

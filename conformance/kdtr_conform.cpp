@@ -42,6 +42,8 @@ options of run and certify:
   --json FILE        results as JSON lines (docs/results.md)
   --junit FILE       results as JUnit XML
   --repeat N         run N times more; bits must not change
+  --alone            run requests of a batch alone too; they must pass
+  --invariant        as --alone, and with the same bits as in the batch
   --graph            capture engines that allow it into a graph, and replay it
   --timeout S        seconds a case may take (60)
   --python PATH      interpreter for an engine in Python (MODULE[:OBJECT] or cmd:PROGRAM)
@@ -57,7 +59,7 @@ struct Arguments {
   std::vector<std::string> ops, paths;
   int repeat = 0, skip_code = 2, fd = -1, jobs = 2;
   double timeout = 0;  // 0 = the command's own
-  bool isolate = true, quiet = false, graph = false;
+  bool isolate = true, quiet = false, graph = false, alone = false, invariant = false;
 };
 
 double to_number(const std::string& flag, const std::string& text) {
@@ -137,6 +139,10 @@ Arguments parse(int argc, char** argv) {
       a.timeout = to_number(flag, value());
     } else if (flag == "--no-isolate") {
       a.isolate = false;
+    } else if (flag == "--alone") {
+      a.alone = true;
+    } else if (flag == "--invariant") {
+      a.invariant = true;
     } else if (flag == "--graph") {
       a.graph = true;
     } else if (flag == "--quiet") {
@@ -229,6 +235,8 @@ int run(const Arguments& a, bool certify) {
   options.engine = a.engine;
   options.options.repeat = a.repeat;
   options.options.graph = a.graph;
+  options.options.alone = a.alone;
+  options.options.invariant = a.invariant;
   options.save = a.save;
   options.python = a.python;
   if (!a.python.empty() && !a.isolate)
@@ -340,6 +348,8 @@ int main(int argc, char** argv) {
       options.engine = a.engine;
       options.options.repeat = a.repeat;
       options.options.graph = a.graph;
+      options.options.alone = a.alone;
+      options.options.invariant = a.invariant;
       options.save = a.save;
       return serve(options, a.fd);
     }

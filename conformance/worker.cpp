@@ -44,6 +44,8 @@ void write_all(int fd, const std::string& text) {
 
 std::vector<std::string> WorkerOptions::arguments() const {
   std::vector<std::string> all{"--engine", engine, "--repeat", std::to_string(options.repeat)};
+  if (options.alone) all.emplace_back("--alone");
+  if (options.invariant) all.emplace_back("--invariant");
   if (options.graph) all.emplace_back("--graph");
   if (!save.empty()) all.insert(all.end(), {"--save", save});
   return all;

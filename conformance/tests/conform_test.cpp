@@ -81,11 +81,18 @@ void verdicts() {
   expect("nan", 1, "FAIL", "z: 7 of 7 beyond the hard budget");
   expect("low_precision", 0, "QUALITY_WARNING", "z: 7 of 7 above the gate");
   expect("off_by_more", 1, "FAIL", "`z` is the right value plus 0.0019");
+  expect("feels_neighbours", 0, "PASS");
+  expect("feels_neighbours", 1, "FAIL", "N=6 alone: FAIL: z: 1 of 1 beyond the hard budget",
+         "--alone");
+  expect("batch_variant", 0, "PASS", "N=3 alone: z has other bits than in the batch", "--alone");
+  expect("batch_variant", 1, "FAIL", "N=3 alone: z has other bits than in the batch",
+         "--invariant");
+  expect("correct", 0, "PASS", "", "--invariant --repeat 3");
   expect("unsupported", 2, "NOT_SUPPORTED", "only on Tuesdays");
   expect("unsupported", 77, "NOT_SUPPORTED", "only on Tuesdays", "--skip-code 77");
   expect("other_profile", 2, "NOT_SUPPORTED",
          "profile exact is not one of the engine's, bf16, tf32");
-  expect("one_output", 0, "PASS", "not checked, the engine does not write: z");
+  expect("one_output", 0, "PASS", "not checked, the engine does not write: status, z");
   expect("no_outputs", 1, "VACUOUS", "nothing was checked");
 }
 
@@ -184,7 +191,7 @@ void reports() {
   CHECK_EQ(second["status"].text(), std::string("FAIL"));
   CHECK_EQ(second["case"].text(), std::string("tiny@1/ordinary"));
   CHECK_EQ(second["diagnosis"].items()[0].text(), std::string("equals `negated`"));
-  const auto& y = second["outputs"].items()[0];
+  const auto& y = second["outputs"].items()[1];  // status, y, z
   CHECK_EQ(y["mismatches"].number(), 7.0);
   CHECK_EQ(y["first"]["want_bits"].text(), std::string("0x40000000"));
   CHECK_HAS(kdtr::conform::read_file(xml), "failures=\"1\"");

@@ -54,7 +54,7 @@ int main() {
 
   const Fixture f = load_fixture(path);
   CHECK_EQ(f.id(), std::string("tiny@1/ordinary"));
-  CHECK_EQ(f.arguments.size(), std::size_t{3});
+  CHECK_EQ(f.arguments.size(), std::size_t{4});
   CHECK_EQ(f.axes("y"), std::vector<std::string>{"N"});
   CHECK(f.declares("scale") && f.declares("x") && !f.declares("bias"));
   CHECK_EQ(std::get<double>(f.attrs.at("scale")), 2.0);
@@ -112,7 +112,7 @@ int main() {
   ContainerWriter w;
   Tiny bare;
   bare.change = [](ContainerWriter& writer) {
-    for (const char* name : {"y", "z", "z/gate", "z/hard", "wrong/negated/y"})
+    for (const char* name : {"status", "y", "z", "z/gate", "z/hard", "wrong/negated/y"})
       writer.tensor_meta(name, "role", "known_wrong");
   };
   CHECK_HAS(refusal(bare), "P_EXPECTED: expected tensors, want one or more, got 0");

@@ -1,5 +1,6 @@
 // Fixtures of a made-up op for the judge's own tests:
-//   tiny@1: x f32 [N], attr scale -> y f32 [N] = scale * x (exact), z f32 [N] = x / 3 (budget).
+//   tiny@1: x f32 [N], attr scale -> y f32 [N] = scale * x (exact), z f32 [N] = x / 3 (budget),
+//   status i32 [N] = 0. Each of the N elements is a request of its own.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@ namespace tiny {
 inline constexpr const char* kContract =
     R"({"attrs":[{"choices":[],"name":"scale","type":"f64"}],"budget":"","conventions":{},)"
     R"("formula":"y = scale x; z = x / 3","limits":"","op":"tiny","profiles":["exact"],"tensors":[)"
+    R"({"axes":["N"],"dtypes":["i32"],"judged":"E","name":"status","nan":"forbid","role":"out","when":""},)"
     R"({"axes":["N"],"dtypes":["f32"],"judged":null,"name":"x","nan":"forbid","role":"in","when":""},)"
     R"({"axes":["N"],"dtypes":["f32"],"judged":"E","name":"y","nan":"forbid","role":"out","when":""},)"
     R"({"axes":["N"],"dtypes":["f32"],"judged":"B","name":"z","nan":"forbid","role":"out","when":""}],)"
@@ -26,6 +28,7 @@ struct Tiny {
   std::vector<float> x{1, 2, 3, 4, 5, 6, 7};
   std::vector<float> y, negated, gate, hard;
   std::vector<double> z;
+  std::vector<std::int32_t> status;
   // Called last, on the writer.
   std::function<void(kdtr::ContainerWriter&)> change;
 
@@ -34,13 +37,14 @@ struct Tiny {
     fill();
   }
   void fill() {
-    y.clear(), negated.clear(), z.clear(), gate.clear(), hard.clear();
+    y.clear(), negated.clear(), z.clear(), gate.clear(), hard.clear(), status.clear();
     for (const float v : x) {
       y.push_back(2 * v);
       negated.push_back(-2 * v);
       z.push_back(static_cast<double>(v) / 3);
       gate.push_back(0x1p-22f);  // half an ulp below 8/3, and its double
       hard.push_back(0x1p-10f);
+      status.push_back(0);
     }
   }
 
@@ -79,6 +83,8 @@ struct Tiny {
     add("z", kF64, std::as_bytes(std::span(z)), "expected", "z");
     w.tensor_meta("z", "class", "B");
     w.tensor_meta("z", "actual.dtype", "f32");
+    add("status", kdtr::kI32, std::as_bytes(std::span(status)), "expected", "status");
+    w.tensor_meta("status", "class", "E");
     add("z/gate", kF32, std::as_bytes(std::span(gate)), "budget_gate", "z");
     add("z/hard", kF32, std::as_bytes(std::span(hard)), "budget_hard", "z");
     add("wrong/negated/y", kF32, std::as_bytes(std::span(negated)), "known_wrong", "y");

@@ -71,6 +71,7 @@ static int run(void* engine, const kdtr_call* call, void* stream) {
   const DLTensor* yt = call->tensor(call, "y", KDTR_OUT);
   const DLTensor* zt =
       is("never_asks_output") || is("one_output") ? NULL : call->tensor(call, "z", KDTR_OUT);
+  const DLTensor* st = is("one_output") ? NULL : call->tensor(call, "status", KDTR_OUT);
   double scale = 2;
   (void)engine, (void)stream;
   if (xt == NULL || yt == NULL) {
@@ -94,6 +95,7 @@ static int run(void* engine, const kdtr_call* call, void* stream) {
   float* z = zt == NULL ? NULL : (float*)zt->data;
   ++calls;
   if (is("untouched")) return KDTR_OK;
+  if (st != NULL) memset(st->data, 0, (size_t)n * 4);
   const int64_t end = is("early_return") ? n - 3 : n;
   for (int64_t i = 0; i < end; ++i) {
     float value = (float)scale * x[i];
@@ -106,6 +108,8 @@ static int run(void* engine, const kdtr_call* call, void* stream) {
     y[i] = value;
     if (z == NULL) continue;
     z[i] = x[i] / 3;
+    if (is("feels_neighbours") && n == 1) z[i] += 1;
+    if (is("batch_variant") && n == 1) z[i] = nextafterf(z[i], 0);
     if (is("nan")) z[i] = (float)NAN;
     if (is("low_precision")) z[i] += 0x1p-12f;
     if (is("off_by_more")) z[i] += 0x1p-9f;

@@ -16,6 +16,7 @@ static int is(const char* name) { return strcmp(fault, name) == 0; }
 typedef struct {
   const float* x;
   float *y, *z;
+  int32_t* status;
   int64_t n;
   float scale, first;
 } Job;
@@ -27,6 +28,7 @@ static void work(void* argument) {
   for (int64_t i = 0; i < job->n; ++i) {
     job->y[i] = job->scale * job->x[i];
     job->z[i] = job->x[i] / 3;
+    job->status[i] = 0;
   }
   if (is("bakes_an_input")) job->y[0] = job->scale * job->first;
   if (is("counts_launches")) job->y[1] += (float)(launches > 3);
@@ -66,10 +68,12 @@ static int run(void* engine, const kdtr_call* call, void* stream) {
   const DLTensor* x = call->tensor(call, "x", KDTR_IN);
   const DLTensor* y = call->tensor(call, "y", KDTR_OUT);
   const DLTensor* z = call->tensor(call, "z", KDTR_OUT);
+  const DLTensor* status = call->tensor(call, "status", KDTR_OUT);
   double scale = 0;
   (void)engine, (void)stream;
   call->attr_f64(call, "scale", &scale);
-  Job job = {x->data, y->data, z->data, x->shape[0], (float)scale, *(const float*)x->data};
+  Job job = {
+      x->data, y->data, z->data, status->data, x->shape[0], (float)scale, *(const float*)x->data};
   if (is("ignores_the_stream")) {
     work(&job);
     return KDTR_OK;
