@@ -6,7 +6,7 @@ execute_process(
   OUTPUT_VARIABLE pybind11_DIR OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 find_package(pybind11 2.13 CONFIG REQUIRED)
 if(EXISTS "${PROJECT_SOURCE_DIR}/engine/python/module.cpp" AND TARGET kdtr_judge)
-  pybind11_add_module(_core MODULE engine/python/module.cpp)
+  pybind11_add_module(_core MODULE NO_EXTRAS engine/python/module.cpp)
   target_link_libraries(_core PRIVATE kdtr_judge)
   if(NOT SKBUILD)
     set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_SOURCE_DIR}/kdtr")
