@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import peers
 import torch
-from kdtr.reference.verify_attn import reference
 
 from kdtr import __version__, numerics
 from kdtr.ops import Engine
+from kdtr.reference.verify_attn import reference
 
 HERE = Path(__file__).resolve().parent
 Tensors = dict[str, torch.Tensor]

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from malformed.generate import CASES, DTYPES, Case, one
-from malformed.mutate import mutants
 
 from kdtr import container, dtypes
 from kdtr.container import TensorSpec, Writer, dumps, loads
 from kdtr.errors import FormatError, KdtrError
+from malformed.generate import CASES, DTYPES, Case, one
+from malformed.mutate import mutants
 
 ROOT = Path(__file__).parent.parent
 FORMAT = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")

@@ -18,12 +18,12 @@ import pytest
 import safetensors
 import safetensors.numpy
 from click.testing import CliRunner
-from malformed.generate import CASES
-from malformed.mutate import mutants
 
 from kdtr import container, convert, dtypes
 from kdtr.cli import cli
 from kdtr.errors import FormatError, KdtrError
+from malformed.generate import CASES
+from malformed.mutate import mutants
 
 FORMATS: dict[str, tuple[Callable[..., None], Callable[..., str]]] = {
     "safetensors": (convert.to_safetensors, convert.from_safetensors),

@@ -8,11 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from malformed.generate import CASES
-from malformed.mutate import mutants
 
 from kdtr import container
 from kdtr.errors import FormatError
+from malformed.generate import CASES
+from malformed.mutate import mutants
 
 READERS = Path(__file__).resolve().parent.parent / "readers"
 MUTATIONS = 10_000
