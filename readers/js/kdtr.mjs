@@ -181,8 +181,9 @@ const TYPED = { bool: Uint8Array, u8: Uint8Array, u16: Uint16Array, u32: Uint32A
   f32: Float32Array, f64: Float64Array };
 
 // Decoded values of a tensor, flat: typed array, or plain array for bf16, f16 and sub-byte.
+// The copy must be a Uint8Array's: slice() of a Node Buffer shares its memory.
 export function values(bytes, tensor) {
-  const data = payload(bytes, tensor).slice(), { dtype, bits, numel } = tensor;
+  const data = Uint8Array.from(payload(bytes, tensor)), { dtype, bits, numel } = tensor;
   if (dtype in TYPED) return new TYPED[dtype](data.buffer);
   if (dtype === "bf16") return Array.from(new Uint16Array(data.buffer), bf16);
   if (dtype === "f16") return Array.from(new Uint16Array(data.buffer), f16);

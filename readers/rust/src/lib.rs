@@ -1,8 +1,10 @@
-//! KDTR v1 reader: std only, safe code, no allocation proportional to untrusted counts before
+//! KDTR v1 reader, and a small writer: std only, safe code, no allocation proportional to untrusted counts before
 //! they are checked. Rules and codes as in docs/format.md.
 #![forbid(unsafe_code)]
 mod sha256;
+mod writer;
 pub use sha256::sha256;
+pub use writer::{write, TensorOut};
 
 /// A broken rule: its code and the byte offset at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
