@@ -30,8 +30,25 @@ class _Commands(click.Group):
             ctx.exit(0)
 
 
+def _place(name: str, text: str) -> Callable[[Any], Any]:
+    """An option that prints one of the places that `kdtr.engine` knows, and exits."""
+
+    def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+        from kdtr import engine
+
+        if wanted:
+            click.echo(getattr(engine, name)())
+            context.exit()
+
+    flag = "--" + name.replace("_", "-")
+    return click.option(flag, is_flag=True, expose_value=False, callback=show, help=text)
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kdtr")
+@_place("include_dir", "Print the folder of the C and C++ headers.")
+@_place("cmake_dir", "Print the folder of kdtrConfig.cmake.")
+@_place("plugin_source", "Print the C++ file with the plug-in table.")
 def cli() -> None:
     """Golden fixtures and conformance for speculative-decoding kernels.
 
@@ -183,6 +200,15 @@ def list_(ops: tuple[str, ...], as_json: bool) -> None:
             shown = rules.id
         mark = " (full)" if case.tier == "full" else ""
         click.echo(f"  {case.name}{mark}: {case.catches}")
+
+
+@cli.command()
+@click.argument("op")
+def describe(op: str) -> None:
+    """Print the contract of OP in Markdown: meaning, arguments, conventions, budget, cases."""
+    from kdtr import op_page
+
+    click.echo(op_page.page(op), nl=False)
 
 
 @cli.command()

@@ -34,6 +34,24 @@ def folder() -> Path | None:
     return installed if installed.exists() else None
 
 
+def include_dir() -> Path:
+    """The folder that holds `kdtr/plugin.h` and the other headers."""
+    tree = _PACKAGE.parent / "engine" / "include"
+    return tree if tree.exists() else _PACKAGE / "include"
+
+
+def plugin_source() -> Path:
+    """The C++ file with the plug-in table, compiled into every plug-in that uses registry.h."""
+    tree = _PACKAGE.parent / "engine" / "src" / "engine.cpp"
+    return tree if tree.exists() else _PACKAGE / "cmake" / "engine.cpp"
+
+
+def cmake_dir() -> Path:
+    """The folder of kdtrConfig.cmake, for CMAKE_PREFIX_PATH or kdtr_DIR."""
+    tree = _PACKAGE.parent / "cmake" / "package"
+    return tree if tree.exists() else _PACKAGE / "cmake"
+
+
 def missing() -> str:
     """Why the compiled parts cannot be used, or "" when they can."""
     where = folder()
@@ -98,5 +116,12 @@ def exec_conform() -> NoReturn:
         sys.exit(f"kdtr-conform: {why}")
     where = folder()
     assert where is not None
-    program = str(where / "kdtr-conform")
-    os.execv(program, [program, *sys.argv[1:]])
+    program, arguments = str(where / "kdtr-conform"), sys.argv[1:]
+    if in_python(_option(arguments, "--engine") or "cpu") and "--python" not in arguments:
+        arguments += ["--python", sys.executable]
+    os.execv(program, [program, *arguments])
+
+
+def _option(arguments: Sequence[str], name: str) -> str:
+    at = arguments.index(name) + 1 if name in arguments else len(arguments)
+    return arguments[at] if at < len(arguments) else ""
