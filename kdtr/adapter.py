@@ -127,6 +127,7 @@ class Call:
     """
 
     def __init__(self, core: Any) -> None:
+        self.core = core
         self.op: str = core.op
         self.arith: str = core.arith
         self.stream: int = core.stream

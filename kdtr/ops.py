@@ -109,14 +109,24 @@ def _dtype(value: Any) -> str:
     return dtypes.of_numpy(np.asarray(value).dtype).name
 
 
-def open_engine(spec: str) -> Any:
-    """The engine behind `spec` as the extension sees it. Raises EngineError."""
+def _extension() -> Any:
     try:
         from kdtr import _core  # noqa: PLC0415 (built separately: say so when it is missing)
     except ImportError as error:
         raise EngineError(
             "kdtr._core", "the extension is not built", remedy="pip install kdtr"
         ) from error
+    return _core
+
+
+def engine_of(adapter: Any, name: str) -> Any:
+    """A `kdtr.adapter.Adapter` as the extension sees it. Raises EngineError."""
+    return _extension().Engine.python(adapter, name)
+
+
+def open_engine(spec: str) -> Any:
+    """The engine behind `spec` as the extension sees it. Raises EngineError."""
+    _core = _extension()
     if spec.startswith("cmd:"):
         from kdtr.command import Command  # noqa: PLC0415 (rarely needed)
 
