@@ -73,7 +73,7 @@ def _tensor_lines(t: TensorDiff) -> Iterator[str]:
         yield "    mismatches over rows and the last axis:"
         top = max(max(row) for row in t.heat)
         for row in t.heat:
-            shades = (_SHADES[0 if n == 0 else 1 + (n - 1) * 8 // max(1, top - 1)] for n in row)
+            shades = (_SHADES[-(-9 * n // top)] for n in row)
             yield "    |" + "".join(shades) + "|"
 
 
