@@ -47,6 +47,7 @@ CONTRACT = Contract(
             ("R", "L", "K"),
             "Drafter log-probabilities, natural log; row d holds the K best candidates of depth "
             "d + 1, descending. -inf marks an absent candidate.",
+            nan="any",
         ),
         Tensor("ids", ("i32",), ("R", "L", "K"), "Token id of each candidate."),
         Tensor(

@@ -46,14 +46,18 @@ CONTRACT = Contract(
             ("f32",),
             ("R", "N", "V"),
             "The target's distribution after each node, temperature and filters applied.",
+            nan="any",
         ),
         Tensor(
             "coins",
             ("f32",),
             ("R", "L+1"),
             "Uniform in [0, 1), one for each depth: all siblings of a node share it.",
+            nan="any",
         ),
-        Tensor("final_coin", ("f32",), ("R",), "Uniform in [0, 1), independent of coins."),
+        Tensor(
+            "final_coin", ("f32",), ("R",), "Uniform in [0, 1), independent of coins.", nan="any"
+        ),
         Tensor(
             "accept_index", ("i32",), ("R", "L+1"), "Nodes of the path, root first.", "out", "E"
         ),
