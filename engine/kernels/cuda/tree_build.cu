@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(1024) build(const Arguments a) {
   extern __shared__ double dynamic[];
   __shared__ std::uint32_t table[kTable];
   __shared__ Record records[2][kMaxFrontierWarps];
-  __shared__ int found;
+  __shared__ int found, bad;
   const int request = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x), popping = a.frontier_warps * 32;
   Nodes nodes(dynamic, a.slots);
@@ -256,21 +256,22 @@ __global__ void __launch_bounds__(1024) build(const Arguments a) {
   if (thread == 0) {
     nodes.cost[0] = 0.0;
     nodes.path[0] = 0;
+    bad = 0;
   }
   __syncthreads();
 
   const std::int64_t square = static_cast<std::int64_t>(a.slots) * a.slots;
   std::uint8_t* visible = a.visible + request * square;
-  bool refused = false;
   if (thread < popping) {
     const int count = pop<kUno>(a, lp, stride, nodes, records);
     if (thread == 0) found = count;
   } else {
     clear(visible, square, thread - popping, threads - popping);
-    refused = validate(a, request, table, thread - popping, threads - popping);
+    if (validate(a, request, table, thread - popping, threads - popping)) atomicOr(&bad, 1);
   }
-  refused = __syncthreads_or(refused ? 1 : 0) != 0;
+  __syncthreads();
 
+  const bool refused = bad != 0;
   const int count = refused ? 0 : found;
   const std::int64_t base = static_cast<std::int64_t>(request) * a.slots;
   const std::int32_t* ids = a.ids + static_cast<std::int64_t>(request) * a.rows * a.columns;
