@@ -119,7 +119,8 @@ Comparison compare(const std::string& output, const Want& want, std::span<const 
               : id >= 0 && id < ids && row[static_cast<std::size_t>(id)] != 0;
       if (!ok) note(c, i, 1, greatest, worst);
     }
-  } else if (std::memcmp(want.data.data(), got.data(), byte_size(want.actual, c.elements)) != 0) {
+  } else if (c.elements != 0 &&
+             std::memcmp(want.data.data(), got.data(), byte_size(want.actual, c.elements)) != 0) {
     for (std::int64_t i = 0; i < c.elements; ++i) {
       const std::uint64_t g = bits_at(want.actual, got.data(), i);
       const std::uint64_t w = bits_at(want.dtype, want.data.data(), i);

@@ -153,11 +153,15 @@ class Bench {
   }
 
   Run run(Poison pattern) {
-    const Changed changed = prepare(pattern);
-    call_.forget_requests();
     Run result;
-    result.error = engine_.run(call_.call());
-    finish(changed, result);
+    try {
+      const Changed changed = prepare(pattern);
+      call_.forget_requests();
+      result.error = engine_.run(call_.call());
+      finish(changed, result);
+    } catch (const Error& e) {
+      result.lost = e.what();
+    }
     return result;
   }
 
@@ -179,14 +183,14 @@ class Bench {
     if (!runs[0].error.empty()) return runs;
     runs.resize(static_cast<std::size_t>(times));
     for (Run& result : runs) {
-      const Changed changed = prepare(Poison::kA);
       try {
+        const Changed changed = prepare(Poison::kA);
         memory.replay();
+        finish(changed, result);
       } catch (const Error& e) {
         result.lost = e.what();
         return runs;
       }
-      finish(changed, result);
     }
     return runs;
   }
@@ -226,32 +230,27 @@ class Bench {
   }
 
   void finish(const Changed& changed, Run& result) {
-    try {
-      engine_.memory().sync();
-      for (const Argument& a : fixture_.arguments) {
-        Buffer& buffer = *buffers_.at(a.name);
-        buffer.collect();
-        if (!buffer.damage().empty()) result.damage.push_back(buffer.damage());
-        const auto bytes = buffer.bytes();
-        if (a.role == KDTR_IN) {
-          const auto before =
-              changed.contains(a.name) ? std::span<const std::byte>(changed.at(a.name)) : a.initial;
-          if (!std::equal(bytes.begin(), bytes.end(), before.begin(), before.end()))
-            result.damage.push_back("engine changed input `" + a.name + "`" +
-                                    first_change(bytes, before));
-        } else {
-          result.outputs[a.name] = {bytes.begin(), bytes.end()};
-        }
+    engine_.memory().sync();
+    for (const Argument& a : fixture_.arguments) {
+      Buffer& buffer = *buffers_.at(a.name);
+      buffer.collect();
+      if (!buffer.damage().empty()) result.damage.push_back(buffer.damage());
+      const auto bytes = buffer.bytes();
+      if (a.role == KDTR_IN) {
+        const auto before =
+            changed.contains(a.name) ? std::span<const std::byte>(changed.at(a.name)) : a.initial;
+        if (!std::equal(bytes.begin(), bytes.end(), before.begin(), before.end()))
+          result.damage.push_back("engine changed input `" + a.name + "`" +
+                                  first_change(bytes, before));
+      } else {
+        result.outputs[a.name] = {bytes.begin(), bytes.end()};
       }
-      if (workspace_ != nullptr) {
-        workspace_->collect();
-        if (!workspace_->damage().empty())
-          result.damage.push_back(workspace_->damage() + " of " +
-                                  std::to_string(workspace_->size()) +
-                                  " B (workspace_size is too small)");
-      }
-    } catch (const Error& e) {
-      result.lost = e.what();
+    }
+    if (workspace_ != nullptr) {
+      workspace_->collect();
+      if (!workspace_->damage().empty())
+        result.damage.push_back(workspace_->damage() + " of " + std::to_string(workspace_->size()) +
+                                " B (workspace_size is too small)");
     }
   }
 
@@ -444,11 +443,16 @@ Result run_case(const Fixture& fixture, EngineHost& engine, const Options& optio
   }
   const auto written = engine.outputs(fixture.op);
   bench.call().forget_requests();
+  std::size_t workspace = 0;
   try {
-    bench.allocate(engine.workspace_size(bench.call().call()));
+    workspace = engine.workspace_size(bench.call().call());
   } catch (const Error& e) {
-    r.seconds = seconds();
     return end(r, Status::kFail, e.what());
+  }
+  try {
+    bench.allocate(workspace);
+  } catch (const Error& e) {  // too little memory is not the engine's fault
+    return end(r, Status::kInternalError, e.what());
   }
 
   const Run a = bench.run(Poison::kA);
