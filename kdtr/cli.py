@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,11 +50,14 @@ def _place(name: str, text: str) -> Callable[[Any], Any]:
 @_place("include_dir", "Print the folder of the C and C++ headers.")
 @_place("cmake_dir", "Print the folder of kdtrConfig.cmake.")
 @_place("plugin_source", "Print the C++ file with the plug-in table.")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Golden fixtures and conformance for speculative-decoding kernels.
 
     Exit codes: 0 yes, 1 no (something differs or fails), 2 it could not be judged.
     """
+    if os.environ.get("NO_COLOR"):
+        context.color = False  # otherwise click asks whether the output is a terminal
 
 
 def main() -> None:
@@ -76,8 +80,6 @@ def _as_tier(text: str) -> Tier:
 
 
 def _recorded(_: click.Context, __: click.Parameter, value: str | None) -> None:
-    import os
-
     if value:
         os.environ["KDTR_RECORDED"] = value  # worker processes inherit it
 
@@ -200,6 +202,42 @@ def list_(ops: tuple[str, ...], as_json: bool) -> None:
             shown = rules.id
         mark = " (full)" if case.tier == "full" else ""
         click.echo(f"  {case.name}{mark}: {case.catches}")
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+def doctor(as_json: bool) -> None:
+    """Say what is installed and works: extension, judge, engines, goldens, and why CUDA is off.
+
+    Exit code 1 when something that kdtr needs is missing.
+    """
+    import json
+    from dataclasses import asdict
+
+    from kdtr import doctor as examination
+
+    found = list(examination.checks())
+    if as_json:
+        click.echo(json.dumps([asdict(one) for one in found], indent=1))
+    else:
+        width = max(len(one.name) for one in found)
+        for one in found:
+            colour = {True: "green", False: "red", None: None}[one.ok]
+            click.echo(f"{click.style(one.mark, fg=colour)}  {one.name:{width}}  {one.text}")
+    raise SystemExit(1 if any(one.ok is False for one in found) else 0)
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def textconv(file: Path) -> None:
+    """Print FILE as text that git can compare.
+
+    Once for each clone: git config diff.kdtr.textconv "kdtr textconv"
+    """
+    from kdtr import textconv as text
+
+    for line in text.lines(file):
+        click.echo(line)
 
 
 @cli.command()

@@ -39,7 +39,7 @@ def lines(diff: FileDiff, full: bool = False) -> Iterator[str]:
     )
 
 
-def _tensor_lines(t: TensorDiff) -> Iterator[str]:
+def _tensor_lines(t: TensorDiff, heat: bool = True) -> Iterator[str]:
     head = f"{_MARK[t.verdict]} {t.name} {t.dtype}{t.shape}"
     if t.verdict == "incomparable":
         yield f"{head}: NOT COMPARABLE: {t.reason}"
@@ -69,7 +69,7 @@ def _tensor_lines(t: TensorDiff) -> Iterator[str]:
             f"    smallest tolerance that passes: atol {t.smallest['atol']:.9g}"
             f" or ulp {t.smallest['ulp']:.6g}"
         )
-    if any(any(row) for row in t.heat) and len(t.heat) * len(t.heat[0]) > 1:
+    if heat and any(any(row) for row in t.heat) and len(t.heat) * len(t.heat[0]) > 1:
         yield "    mismatches over rows and the last axis:"
         top = max(max(row) for row in t.heat)
         for row in t.heat:
@@ -150,13 +150,10 @@ def page(diff: FileDiff) -> str:
 
 def _section(t: TensorDiff) -> Iterator[str]:
     yield f"<h2>{html.escape(t.name)}</h2>"
-    yield (
-        "<pre>"
-        + html.escape("\n".join(line for line in _tensor_lines(t) if not line.startswith("    |")))
-        + "</pre>"
-    )
+    yield ("<pre>" + html.escape("\n".join(_tensor_lines(t, heat=False))) + "</pre>")
     if any(any(row) for row in t.heat):
         image = base64.b64encode(png(t.heat)).decode()
+        yield "<p>mismatches over rows (down) and the last axis</p>"
         yield f'<img alt="mismatches of {html.escape(t.name)}" src="data:image/png;base64,{image}">'
     if t.ulp_histogram:
         top = max(t.ulp_histogram.values())
@@ -171,7 +168,7 @@ _HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>kdt
 <meta name="viewport" content="width=device-width"><style>
 body{font:15px/1.45 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .7em;text-align:left}
-tr+tr{border-top:1px solid #ddd}pre{background:#f6f6f6;padding:.7em;overflow:auto}
+tr+tr{border-top:1px solid #ddd}pre{background:#f6f6f6;padding:.7em;white-space:pre-wrap}
 .different td:nth-child(3),.incomparable td:nth-child(3){color:#a00;font-weight:600}
 .equal td:nth-child(3),.within td:nth-child(3){color:#060}img{image-rendering:pixelated;
 border:1px solid #ccc;max-width:100%}.bars i{display:inline-block;height:.8em;background:#a33}

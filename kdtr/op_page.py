@@ -36,7 +36,7 @@ def index() -> str:
 def _lines(rules: Contract, cases: Sequence[Case]) -> Iterator[str]:
     yield f"# {rules.op}"
     yield from ("", f"`{rules.id}` · digest `{rules.digest[:16]}`", "", _text(rules.summary), "")
-    yield from ("## Meaning", "", "```text", *textwrap.wrap(rules.formula, 88), "```", "")
+    yield from ("## Meaning", "", "```text", *_sentences(rules.formula), "```", "")
     if rules.source:
         yield from (f"Source: {_text(rules.source)}", "")
     yield from ("## Arguments", "")
@@ -62,6 +62,12 @@ def _lines(rules: Contract, cases: Sequence[Case]) -> Iterator[str]:
     if cases:
         yield from ("", "## Cases", "", "Each is there to catch one mistake.", "")
         yield from _table([["case", "tier", "profile", "catches"], *(_case(c) for c in cases)])
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """One sentence a line, wrapped with an indent."""
+    for sentence in re.split(r"(?<=\.) ", text):
+        yield from textwrap.wrap(sentence, 80, subsequent_indent="    ")
 
 
 def _argument(t: Tensor) -> list[str]:
