@@ -46,6 +46,7 @@ enum FaultId {
   kPageSizeIs16,
   kTreeRowsFollowPrefix,
   kTreeSkippedWithoutPrefix,
+  kShortPrefixDropped,
   kPrefixIsCausal,
   kPrefixWindow256,
   kTailTileDropped,
@@ -54,6 +55,8 @@ enum FaultId {
   kSlotIn32Bits,
   // Queries, layout.
   kQueryOfRequest0,
+  kQueryRowsPacked,
+  kOutRowsPacked,
   kHead0Query,
   kHeadsPast16,
   kHeadsPast32,
@@ -66,6 +69,8 @@ enum FaultId {
   // Softmax.
   kScaleMissing,
   kScaleFromWidth,
+  kScaleBuiltIn,
+  kScaleWithoutMscale,
   kLseBase2,
   kLseIsMax,
   kLseWithoutMax,
@@ -84,6 +89,7 @@ enum FaultId {
   kSplitsAveraged,
   kSplitsMergedBase2,
   kLightSplitDropped,
+  kMaskedSplitIsNan,
   // Refusals.
   kBadPageAccepted,
   kBadSlotAccepted,
@@ -258,6 +264,7 @@ struct Op {
     if (is(kOnePastPrefix) && p < capacity) p += 1;
     if (is(kPartialPageSkipped)) p = p / page_size * page_size;
     if (is(kPageTailRead)) p = whole_pages;
+    if (is(kShortPrefixDropped) && p < n) p = 0;
     if (is(kPrefixIsCausal)) p = std::max<int64_t>(0, p - (n - 1 - i));
     if (is(kPrefixWindow256)) first = std::max<int64_t>(0, p - 256);
     for (int64_t t = first; t < p; ++t) found.seen.push_back(offset(prefix_slot(r, t)));
@@ -293,6 +300,8 @@ struct Op {
     const double dot = sum.value();
     if (is(kScaleMissing)) return dot;
     if (is(kScaleFromWidth)) return dot / std::sqrt(static_cast<double>(D));
+    if (is(kScaleBuiltIn)) return dot * 0.14467963576316833;
+    if (is(kScaleWithoutMscale)) return dot / std::sqrt(192.0);
     return dot * scale;
   }
 
@@ -389,13 +398,32 @@ struct Op {
     return state;
   }
 
+  // Row of the first node of r when requests follow each other without padding.
+  int64_t packed(int64_t r) const {
+    int64_t at = 0;
+    for (int64_t before = 0; before < r; ++before) at += std::clamp<int64_t>(n_nodes[before], 0, N);
+    return at;
+  }
+  // Whether node i sees nothing of the first or of the second half of its request's keys.
+  bool half_is_masked(int64_t r, int64_t i) const {
+    const int64_t p = prefix(r);
+    const int64_t all = p + (tree_slots != nullptr ? nodes(r) : 0);
+    int64_t first = std::min(p, all / 2);
+    int64_t second = p - first;
+    for (int64_t j = 0; p + j < all; ++j)
+      if (mark(r, i, j) != 0) ++(p + j < all / 2 ? first : second);
+    return all > 1 && (first == 0 || second == 0);
+  }
+
   State attend(int64_t r, int64_t i, int64_t h) const {
     Keys found = keys(r, i);
     int64_t head = h;
     if (is(kHead0Query)) head = 0;
     if (is(kHeadsPast16)) head = h % 16;
     if (is(kHeadsPast32)) head = h % 32;
-    const int64_t query = (((is(kQueryOfRequest0) ? 0 : r) * N + i) * H + head) * D;
+    const int64_t request = is(kQueryOfRequest0) ? 0 : r;
+    const int64_t node = is(kQueryRowsPacked) ? packed(r) + i : request * N + i;
+    const int64_t query = (node * H + head) * D;
     std::vector<double> s;
     for (const int64_t key : found.seen) s.push_back(score(query, key));
     if (is(kMaskedScoreIsSmall))
@@ -417,13 +445,14 @@ struct Op {
     }
     for (const int64_t key : found.multiplied_by_zero)
       for (int64_t c = 0; c < Dv; ++c) state.o[static_cast<std::size_t>(c)] += 0.0 * row(key, c);
+    if (is(kMaskedSplitIsNan) && half_is_masked(r, i)) state.o.assign(state.o.size(), std::nan(""));
     if (s.empty() && is(kEmptyLseIsPlusInf)) state.lse = kInf;
     if (s.empty() && is(kEmptyRowIsNan)) state.o.assign(state.o.size(), std::nan(""));
     return state;
   }
 
   void write(int64_t r, int64_t i, int64_t h, const State& state) const {
-    const int64_t usual = (r * N + i) * H + h;
+    const int64_t usual = ((is(kOutRowsPacked) && i < n_nodes[r] ? packed(r) : r * N) + i) * H + h;
     const int64_t turned = (r * H + h) * N + i;
     kdtr::store(*lse, is(kLseHeadsFirst) ? turned : usual, state.lse);
     const int64_t columns = is(kValueTailNotWritten) && Dv > 16 ? Dv / 16 * 16 : Dv;
@@ -523,6 +552,7 @@ KDTR_MUTANTS(
       {"page_size_is_16", "a page size of 16 is built in"},
       {"tree_rows_follow_prefix", "tree rows are read behind the prefix, tree_slots is ignored"},
       {"tree_skipped_without_prefix", "an empty prefix ends the whole row"},
+      {"short_prefix_dropped", "a prefix with fewer rows than the tree has nodes is skipped"},
       {"prefix_is_causal", "node i of n misses the last n-1-i prefix rows"},
       {"prefix_window_256", "only the last 256 prefix rows are seen"},
       {"tail_tile_dropped", "keys past the last full tile of 64 are dropped"},
@@ -530,6 +560,8 @@ KDTR_MUTANTS(
       {"offset_in_16_bits", "a row's element offset wraps at 2^16"},
       {"slot_in_32_bits", "page times page size wraps at 2^32"},
       {"query_of_request_0", "every request uses the queries of request 0"},
+      {"query_rows_packed", "queries are read as if requests were not padded to N nodes"},
+      {"out_rows_packed", "outputs are written as if requests were not padded to N nodes"},
       {"head_0_query", "every head uses the query of head 0"},
       {"heads_past_16", "heads from 16 on use the queries of the first 16"},
       {"heads_past_32", "heads from 32 on use the queries of the first 32"},
@@ -541,6 +573,8 @@ KDTR_MUTANTS(
       {"value_tail_not_written", "value columns past the last full 16 are not written"},
       {"scale_missing", "scores are not scaled"},
       {"scale_from_width", "the scale is D^-1/2, not the attribute"},
+      {"scale_built_in", "the scale of one model is built in, the attribute is not used"},
+      {"scale_without_mscale", "the scale is 192^-1/2, without mscale squared"},
       {"lse_base_2", "lse is a base-2 logarithm"},
       {"lse_is_max", "lse is the largest score"},
       {"lse_without_max", "lse lacks the maximum that was subtracted"},
@@ -559,6 +593,7 @@ KDTR_MUTANTS(
       {"splits_averaged", "two splits are merged with equal weights"},
       {"splits_merged_base_2", "two splits are merged as if their lse were base 2"},
       {"light_split_dropped", "a split with a weight below 1e-4 is dropped"},
+      {"masked_split_is_nan", "a split of which a node sees nothing leaves NaN in the merge"},
       {"bad_page_accepted", "a page id outside the pool is not refused"},
       {"bad_slot_accepted", "a tree slot outside the pool is not refused"},
       {"long_prefix_accepted", "a prefix longer than its page table is cut, not refused"},

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdtr import numerics as nx
+from kdtr import recorded
 from kdtr.case import Arrays, Attrs, Case, Reference
 from kdtr.reference.merge_state import reference
+from kdtr.reference.verify_attn import attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -138,6 +141,29 @@ def _last_column() -> dict[str, Array]:
     x = state(120, (1, 2, 2, 512), grid=10)
     x["lse_a"] = x["lse_b"] + 0.5
     return x
+
+
+def _recorded(layer: int) -> dict[str, Array]:
+    """Two splits of recorded attention: the sink token's block and the rest, 8 value columns."""
+    taken = recorded.load(f"mla_layer{layer}")
+    q, kv = taken["q"].astype(np.float64), taken["kv"].astype(np.float64)
+    grid = np.ldexp(np.rint(np.ldexp(kv, 14)), -14)
+    n = len(q)
+    side: dict[str, Array] = {}
+    for name, first, end in (("a", 0, 64), ("b", 64, 512)):
+        part = attention(
+            {
+                "q": np.ldexp(np.rint(np.ldexp(q, 14)), -14)[None],
+                "kv_pool": grid[first:end],
+                "n_nodes": np.array([n], np.int32),
+                "page_table": np.arange(end - first, dtype=np.int32)[None],
+                "prefix_len": np.array([end - first], np.int32),
+            },
+            {"scale": 0.125, "page_size": 1, "part": "prefix", "Dv": 8},
+        )
+        side[f"o_{name}"] = nx.round_f32(part["out"])
+        side[f"lse_{name}"] = nx.round_f32(part["lse"])
+    return side
 
 
 def cases() -> Iterator[Case]:
@@ -326,6 +352,17 @@ def cases() -> Iterator[Case]:
         seed=130,
         kills=("rows_past_256",),
     )
+    for layer in (0, 29):
+        yield Case(
+            name=f"recorded_layer_{layer}",
+            catches="splits of real attention: log-sum-exps apart by nats, a sink in one of them",
+            inputs=partial(_recorded, layer),
+            profile="f32",
+            family="real",
+            seed=layer,
+            kills=("lse_base_2", "swapped_weights", "bf16_weights"),
+            provenance=recorded.provenance(f"mla_layer{layer}"),
+        )
     yield Case(
         name="no_requests",
         catches="an empty batch that crashes or fails",

@@ -440,6 +440,7 @@ def cases() -> Iterator[Case]:
     """All cases, in order."""
     yield from _named()
     yield from _masks()
+    yield from _long()
     yield from _pages()
     yield from _sizes()
     yield from _scores()
@@ -472,7 +473,16 @@ def _named() -> Iterator[Case]:
         ("h16_p2048_b16_narrow", 16, 2048, 17, 6, 2, "bf16", ("scale_from_width",)),
         ("h64_p128_b32_narrow", 64, 128, 33, 3, 1, "bf16", ("heads_past_32",)),
         ("h64_p512_b8_narrow", 64, 512, 9, 6, 2, "f32", ("heads_past_32",)),
-        ("h8_p0_b8_narrow", 8, 0, 9, 24, 16, "f32", ("tree_skipped_without_prefix",)),
+        (
+            "h8_p0_b8_narrow",
+            8,
+            0,
+            9,
+            24,
+            16,
+            "f32",
+            ("tree_skipped_without_prefix", "masked_split_is_nan"),
+        ),
         ("h32_p1024_b24_narrow", 32, 1024, 25, 6, 2, "bf16", ("prefix_window_256",)),
         ("h8_p2048_b32_narrow", 8, 2048, 33, 6, 2, "bf16", ("sees_all_nodes",)),
     )
@@ -583,7 +593,14 @@ def _masks() -> Iterator[Case]:
         family="poison",
         seed=240,
         flags=("ragged", "poison"),
-        kills=("pad_nodes_seen", "pad_rows_computed", "pad_rows_not_written"),
+        kills=(
+            "query_rows_packed",
+            "out_rows_packed",
+            "short_prefix_dropped",
+            "pad_nodes_seen",
+            "pad_rows_computed",
+            "pad_rows_not_written",
+        ),
     )
     for dtype, profile in (("f32", "f32"), ("bf16", "bf16_f32acc_pbf16")):
         windows = (("end", 115, 4, 1), ("start", 0, 4, 1), ("regrouped", 115, 4, VALUES))
@@ -613,6 +630,39 @@ def _masks() -> Iterator[Case]:
         seed=610,
         flags=("membership",),
         kills=("last_prefix_key_dropped", "first_prefix_key_dropped", "sibling_leak"),
+    )
+
+
+def _long() -> Iterator[Case]:
+    """Prefixes as long as in production; the mask, page and split faults of large sizes."""
+    for prefix, D, Dv in ((4099, 576, 512), (32771, 576, 512), (131073, 72, 64)):
+        for where in ("start", "end") if prefix < 5000 else ("end",):
+            group = 8
+            window = 0 if where == "start" else max(0, prefix + 3 - group * Dv)
+            yield Case(
+                name=f"membership_{where}_of_{prefix}",
+                catches="a key dropped or leaked at split, page and tile edges of long prefixes",
+                inputs=_members(
+                    620, [(prefix, 3)], 64, Dv=Dv, D=D, window=window, group=group, dtype="bf16"
+                ),
+                attrs=_attrs(64, Dv=Dv),
+                dtypes=_all("bf16"),
+                profile="bf16_f32acc_pbf16",
+                family="membership",
+                seed=620,
+                flags=("membership",),
+                tier="full",
+            )
+    yield Case(
+        name="needle_last_of_32768",
+        catches="the last key of a long prefix lost to a split",
+        inputs=_needles(1340, (32768, 3), [32767], [], 64, D=576, Dv=512, dtype="bf16", H=8),
+        attrs=_attrs(64, Dv=512),
+        dtypes=_all("bf16"),
+        profile="bf16_f32acc_pbf16",
+        family="needle",
+        seed=1340,
+        tier="full",
     )
 
 
@@ -969,7 +1019,8 @@ def _scores() -> Iterator[Case]:
             profile="f32",
             family="random",
             seed=395,
-            kills=("scale_from_width",) + (("scale_missing",) if scale != 1.0 else ()),
+            kills=("scale_from_width", "scale_built_in", "scale_without_mscale")
+            + (("scale_missing",) if scale != 1.0 else ()),
             wrong=("scale_is_width_power_minus_half",) if scale == V3 else (),
         )
 
