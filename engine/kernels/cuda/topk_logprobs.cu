@@ -378,7 +378,7 @@ __device__ void sort_keys(int count, int kept, std::uint64_t* list, Shared& s) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 3)
     select_chunk(const T* logits, std::int64_t rows, std::int64_t vocab, int chunks,
                  int chunk_vectors, int k, Part* parts, std::uint64_t* lists) {
   __shared__ Shared s;
