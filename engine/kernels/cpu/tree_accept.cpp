@@ -7,7 +7,6 @@
 
 namespace {
 
-using kdtr::Array;
 using kdtr::Call;
 
 struct Tree {
