@@ -336,14 +336,52 @@ def validate(files: tuple[str, ...], deep: bool) -> None:
 
 
 @cli.command()
-@click.argument("source")
+@click.argument("sources", nargs=-1, required=True)
 @click.argument("target")
 @click.option("--rename", is_flag=True, help="Percent-encode names that KDTR forbids.")
-def convert(source: str, target: str, rename: bool) -> None:
-    """Convert SOURCE to TARGET: .kdtr from or to .safetensors or .npz, without loss."""
+@click.option(
+    "--to",
+    "kind",
+    type=click.Choice(["flashinfer-trace"]),
+    help="Write fixtures (files or folders) as a data set in the folder TARGET.",
+)
+@click.option(
+    "--from",
+    "origin",
+    type=click.Choice(["flashinfer-trace"]),
+    help="Read the data set in the folder SOURCE; write its workloads into TARGET.",
+)
+def convert(
+    sources: tuple[str, ...], target: str, rename: bool, kind: str | None, origin: str | None
+) -> None:
+    """Convert SOURCE to TARGET: .kdtr from or to .safetensors or .npz, without loss.
+
+    Or, with --to and --from, fixtures to a FlashInfer Trace data set and its workloads to KDTR.
+    """
     from kdtr import convert as formats
 
-    click.echo(f"{formats.convert(source, target, rename)}  {target}")
+    if kind:
+        from kdtr import flashinfer_trace
+
+        paths = [
+            file
+            for one in map(Path, sources)
+            for file in (sorted(one.rglob("*.kdtr")) if one.is_dir() else [one])
+        ]
+        summary = flashinfer_trace.export(paths, Path(target))
+        for path, why in summary.left_out.items():
+            click.echo(f"left out {path}: {why}")
+        click.echo(f"{len(summary.definitions)} definitions, {summary.workloads} workloads")
+        return
+    if len(sources) != 1:
+        raise click.UsageError("one SOURCE, unless --to is given")
+    if origin:
+        from kdtr import flashinfer_trace
+
+        for written in flashinfer_trace.load(Path(sources[0]), Path(target)):
+            click.echo(written)
+        return
+    click.echo(f"{formats.convert(sources[0], target, rename)}  {target}")
 
 
 @cli.command()
