@@ -73,7 +73,7 @@ class Machine:
             stop.record()
             stop.synchronize()
             times.append(start.elapsed_time(stop) / 1e3)
-        return statistics.median(times)
+        return float(statistics.median(times))
 
     def graph(self, run: Callable[[], Any]) -> float:
         """Seconds of one call inside a graph: replays of 10 captured calls, divided by 10."""
@@ -118,6 +118,13 @@ class Both:
     def __init__(self) -> None:
         self.cuda, self.cpu = Engine("cuda"), Engine("cpu")
 
+    def prepare(
+        self, op: str, out: Tensors, arith: str = "f32", **arguments: Any
+    ) -> Callable[[], None]:
+        """The CUDA call, bound once, on torch's current stream."""
+        bound = self.cuda.prepare(op, out=out, arith=arith, **arguments)
+        return lambda: bound.run(stream())
+
     def exact(self, op: str, out: Tensors, skip: tuple[str, ...] = (), **arguments: Any) -> str:
         """An empty text when the CUDA outputs equal the CPU engine's, else what differs."""
         host = {n: _host(v) for n, v in arguments.items()}
@@ -152,8 +159,7 @@ def topk(both: Both, R: int, L: int, V: int, K: int, dtype: str) -> Work:
     logits = (torch.randn(R, L, V, device="cuda", generator=generator) * 3).to(kind)
     out = {"ids": i32(R, L, K), "logprobs": f32(R, L, K), "lse": f32(R, L), "status": i32(R)}
 
-    def run() -> None:
-        both.cuda.call("topk_logprobs", out=out, stream=stream(), logits=logits, K=K)
+    run = both.prepare("topk_logprobs", out, logits=logits, K=K)
 
     def check() -> str:
         run()
@@ -210,8 +216,7 @@ def tree(both: Both, R: int, L: int, K: int, budget: int) -> Work:
     }
     out = tree_outputs(R, budget + 1)
 
-    def run() -> None:
-        both.cuda.call("tree_build", out=out, stream=stream(), **arguments)
+    run = both.prepare("tree_build", out, **arguments)
 
     def check() -> str:
         run()
@@ -248,8 +253,7 @@ def accept(both: Both, R: int, budget: int, L: int) -> Work:
         "predicts": i32(R, N), "status": i32(R),
     }  # fmt: skip
 
-    def run() -> None:
-        both.cuda.call("tree_accept", out=out, stream=stream(), **arguments)
+    run = both.prepare("tree_accept", out, **arguments)
 
     def check() -> str:
         run()
@@ -270,8 +274,7 @@ def merge(both: Both, R: int, N: int, H: int, Dv: int) -> Work:
     }
     out = {"o": torch.empty_like(parts["o_a"]), "lse": f32(R, N, H), "status": i32(R)}
 
-    def run() -> None:
-        both.cuda.call("merge_state", out=out, stream=stream(), **parts)
+    run = both.prepare("merge_state", out, **parts)
 
     def check() -> str:
         run()
@@ -331,10 +334,7 @@ def attn(
     out = {"out": torch.empty(R, N, H, Dv, device="cuda", dtype=torch.bfloat16),
            "lse": f32(R, N, H), "status": i32(R)}  # fmt: skip
 
-    def run() -> None:
-        both.cuda.call(
-            "verify_attn", out=out, stream=stream(), arith="bf16_f32acc_pbf16", **arguments
-        )
+    run = both.prepare("verify_attn", out, "bf16_f32acc_pbf16", **arguments)
 
     def check() -> str:
         run()

@@ -25,7 +25,7 @@ def heap_tree(logprobs: NDArray[np.float32], budget: int) -> tuple[list[int], ND
     """
     depths, width = logprobs.shape
     rows = logprobs.astype(np.float64).tolist()
-    heap = [(-rows[0][0], (0,), 0)]
+    heap: list[tuple[float, tuple[int, ...], int]] = [(-rows[0][0], (0,), 0)]
     parents: list[int] = [-1]
     while heap and len(parents) <= budget:
         negative, ranks, parent = heapq.heappop(heap)

@@ -20,6 +20,9 @@ class Call:
     def names(self) -> dict[str, int]: ...
     def attr_names(self) -> list[str]: ...
 
+class Prepared:
+    def run(self, stream: int = 0) -> None: ...
+
 class Engine:
     name: str
     version: str
@@ -39,6 +42,15 @@ class Engine:
         arith: str,
         stream: int,
     ) -> None: ...
+    def prepare(
+        self,
+        op: str,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        state: Mapping[str, Any],
+        attrs: Mapping[str, int | float | str],
+        arith: str,
+    ) -> Prepared: ...
     def unsupported(
         self,
         op: str,

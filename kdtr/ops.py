@@ -26,6 +26,18 @@ from kdtr.shapes import Axes
 _CPU = 1
 
 
+class Prepared:
+    """A call bound by `Engine.prepare`: `run(stream)` enqueues it; `out` holds its outputs."""
+
+    def __init__(self, core: Any, outputs: Mapping[str, Any]) -> None:
+        self._core = core
+        self.out = {n: v[1] if isinstance(v, tuple) else v for n, v in outputs.items()}
+
+    def run(self, stream: int = 0) -> None:
+        """Enqueue the call. Raises EngineError with the kernel's message."""
+        self._core.run(stream)
+
+
 class Engine:
     """An engine by name (`cpu`, `cuda`), library path, `module:object` or `cmd:PROGRAM`.
 
@@ -61,6 +73,34 @@ class Engine:
         Returns:
             Every output by name. Raises EngineError when the call does not fit the contract.
         """
+        bound = self._bind(op, out, state, arguments)
+        self._core.run(*bound, arith, stream)
+        return {n: v[1] if isinstance(v, tuple) else v for n, v in bound[2].items()}
+
+    def prepare(
+        self,
+        op: str,
+        *,
+        out: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        arith: str = "f32",
+        **arguments: Any,
+    ) -> Prepared:
+        """Bind a call once, to run it many times on the same memory; see `call`.
+
+        It holds the arrays and a workspace of its own, so that it may be captured in a graph.
+        """
+        bound = self._bind(op, out, state, arguments)
+        return Prepared(self._core.prepare(*bound, arith), bound[2])
+
+    def _bind(
+        self,
+        op: str,
+        out: Mapping[str, Any] | None,
+        state: Mapping[str, Any] | None,
+        arguments: Mapping[str, Any],
+    ) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """The op's id, inputs, outputs, state and attributes."""
         rules = contract.load(op)
         attrs = {a.name: arguments[a.name] for a in rules.attrs if a.name in arguments}
         inputs = {n: v for n, v in arguments.items() if n not in attrs}
@@ -70,8 +110,7 @@ class Engine:
         outputs = dict(out or {})
         if self.device[0] == _CPU:
             self._allocate(rules, inputs, attrs, state or {}, outputs)
-        self._core.run(rules.id, inputs, outputs, dict(state or {}), attrs, arith, stream)
-        return {n: v[1] if isinstance(v, tuple) else v for n, v in outputs.items()}
+        return rules.id, inputs, outputs, dict(state or {}), attrs
 
     def _allocate(
         self,

@@ -209,3 +209,13 @@ def test_tree_build_from_python_matches_a_tree_by_hand() -> None:
     # 0.5 first; then 0.5*0.5 and 0.25 tie: the tuple (0, 0) comes before (1,).
     assert got["tokens"].tolist() == [[1, 7, 9, 8]]
     assert got["positions"].tolist() == [[100, 101, 102, 101]]
+
+
+def test_a_prepared_call_sees_new_contents_of_its_arrays() -> None:
+    logits = np.array([[[0.5, 2.0, 2.0]]], np.float32)
+    prepared = ops.Engine("cpu").prepare("argmax", logits=logits)
+    prepared.run()
+    assert prepared.out["ids"].tolist() == [[1]]
+    logits[0, 0, 2] = 9
+    prepared.run()
+    assert prepared.out["ids"].tolist() == [[2]]

@@ -253,6 +253,39 @@ class PyHost {
 
   EngineHost& host() { return *host_; }
 
+  // A call that is bound once and run many times, as for a CUDA graph. It owns its workspace.
+  class Prepared {
+   public:
+    Prepared(std::shared_ptr<PyHost> engine, const std::string& op, const Named& inputs,
+             const Named& outputs, const Named& state, const py::dict& attrs,
+             const std::string& arith)
+        : engine_(std::move(engine)), call_(op, arith) {
+      kept_ = engine_->bind(call_, inputs, outputs, state, attrs);
+      bytes_ = engine_->host().workspace_size(call_.call());
+      if (bytes_ != 0) workspace_ = engine_->host().memory().alloc(bytes_);
+      call_.workspace(workspace_, bytes_);
+      abi_ = call_.call();
+    }
+    ~Prepared() {
+      if (workspace_ != nullptr) engine_->host().memory().release(workspace_, bytes_);
+    }
+    Prepared(const Prepared&) = delete;
+    Prepared& operator=(const Prepared&) = delete;
+
+    void run(std::uintptr_t stream) {
+      const std::string why = engine_->host().run(abi_, reinterpret_cast<void*>(stream));
+      if (!why.empty()) throw kdtr::Error(why);
+    }
+
+   private:
+    std::shared_ptr<PyHost> engine_;
+    kdtr::CallBuilder call_;
+    const kdtr_call* abi_ = nullptr;
+    std::vector<Borrowed> kept_;
+    void* workspace_ = nullptr;
+    std::size_t bytes_ = 0;
+  };
+
   void run(const std::string& op, const Named& inputs, const Named& outputs, const Named& state,
            const py::dict& attrs, const std::string& arith, std::uintptr_t stream) {
     kdtr::CallBuilder call(op, arith);
@@ -362,7 +395,19 @@ PYBIND11_MODULE(_core, m) {
         return names;
       });
 
+  py::class_<PyHost::Prepared>(m, "Prepared")
+      .def("run", &PyHost::Prepared::run, py::arg("stream") = 0);
+
   py::class_<PyHost, std::shared_ptr<PyHost>>(m, "Engine")
+      .def(
+          "prepare",
+          [](const std::shared_ptr<PyHost>& e, const std::string& op, const Named& inputs,
+             const Named& outputs, const Named& state, const py::dict& attrs,
+             const std::string& arith) {
+            return std::make_unique<PyHost::Prepared>(e, op, inputs, outputs, state, attrs, arith);
+          },
+          py::arg("op"), py::arg("inputs"), py::arg("outputs"), py::arg("state"), py::arg("attrs"),
+          py::arg("arith"))
       .def(py::init([](const std::string& spec) {
              return std::make_shared<PyHost>(kdtr::conform::load_engine(spec));
            }),
