@@ -1,0 +1,79 @@
+// The decoder in C++: shards give the tokens of the whole model, on the recorded prompts.
+
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "model/decoder.h"
+#include "model/json.h"
+#include "model/local_ranks.h"
+
+namespace {
+
+using kdtr::model::Json;
+
+const std::string kFolder = std::string(KDTR_SOURCE_DIR) + "/goldens/model/tiny_deepseek_v3";
+int failures = 0;
+
+void check(bool ok, const std::string& what) {
+  if (ok) return;
+  std::fprintf(stderr, "failed: %s\n", what.c_str());
+  ++failures;
+}
+
+std::vector<std::int32_t> ids(const Json& list) {
+  std::vector<std::int32_t> out;
+  for (const Json& item : list.items) out.push_back(static_cast<std::int32_t>(item.number));
+  return out;
+}
+
+// Tokens of one rank: greedy for a while, then by draft trees.
+std::vector<std::int32_t> decode(kdtr::model::Communicator& ranks,
+                                 const std::vector<std::int32_t>& prompt, std::size_t count) {
+  kdtr::model::Decoder decoder(kFolder, {1, 512, 16, 16}, kdtr::model::backend_memory(), ranks);
+  const std::int32_t request = 0;
+  std::vector<std::int32_t> out{decoder.prefill(0, prompt)};
+  std::int32_t token = 0, accepted = 0;
+  for (int i = 0; i < 8; ++i) {
+    decoder.greedy({&request, 1}, {&token, 1});
+    out.push_back(token);
+  }
+  std::vector<std::int32_t> round(static_cast<std::size_t>(decoder.depth() + 1));
+  while (out.size() < count) {
+    decoder.tree({&request, 1}, 16, {&accepted, 1}, round);
+    out.insert(out.end(), round.begin(), round.begin() + accepted + 1);
+  }
+  out.resize(count);
+  return out;
+}
+
+}  // namespace
+
+int main() {
+  std::ifstream file(kFolder + "/greedy_tokens.json", std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  const Json record = kdtr::model::parse_json(text.str(), "greedy_tokens.json");
+  for (const std::size_t p : {std::size_t{0}, std::size_t{6}}) {
+    const Json& prompt = record.find("prompts")->items[p];
+    const std::vector<std::int32_t> want = ids(*prompt.find("output_ids"));
+    for (const int world : {1, 2, 3, 4}) {  // 3: heads, columns and vocabulary divide unevenly
+      kdtr::model::LocalGroup group(world);
+      std::vector<std::vector<std::int32_t>> got(static_cast<std::size_t>(world));
+      std::vector<std::thread> threads;
+      for (int rank = 0; rank < world; ++rank)
+        threads.emplace_back([&, rank] {
+          kdtr::model::LocalRank ranks(group, rank);
+          got[static_cast<std::size_t>(rank)] =
+              decode(ranks, ids(*prompt.find("prompt_ids")), want.size());
+        });
+      for (std::thread& thread : threads) thread.join();
+      for (int rank = 0; rank < world; ++rank)
+        check(got[static_cast<std::size_t>(rank)] == want,
+              "prompt " + std::to_string(p) + ", rank " + std::to_string(rank) + " of " +
+                  std::to_string(world) + " decodes the recorded tokens");
+    }
+  }
+  return failures == 0 ? 0 : 1;
+}
