@@ -502,3 +502,98 @@ def diff_(
         for line in diff_report.lines(outcome, full):
             click.secho(line, fg=colours.get(line[:1]))
     click.get_current_context().exit(outcome.exit_code)
+
+
+_model = click.option(
+    "--model",
+    "folder",
+    type=click.Path(exists=True, file_okay=False),
+    required=True,
+    help="Checkpoint: config.json, model.safetensors, and for trees draft_heads.safetensors.",
+)
+_prompt = click.option(
+    "--prompt-ids",
+    required=True,
+    metavar="IDS",
+    help="Token ids, separated by commas or spaces; - reads them from standard input.",
+)
+_engine = click.option(
+    "--engine", default="cpu", show_default=True, help="cpu, cuda or the path of an engine library."
+)
+
+
+def _ids(text: str) -> list[int]:
+    given = sys.stdin.read() if text == "-" else text
+    words = given.replace(",", " ").split()
+    try:
+        return [int(word) for word in words]
+    except ValueError:
+        raise KdtrError("--prompt-ids", "not token ids", "integers", given.strip()[:60]) from None
+
+
+@cli.command()
+@_model
+@_prompt
+@click.option("--count", "-n", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--tree-budget", type=click.IntRange(0, 1024), default=0, help="0: no draft tree.")
+@_engine
+@click.option("--max-context", type=click.IntRange(1), default=2048, show_default=True)
+def decode(
+    folder: str, prompt_ids: str, count: int, tree_budget: int, engine: str, max_context: int
+) -> None:
+    """Generate token ids greedily, one by one or by draft trees; statistics go to stderr."""
+    import time
+
+    from kdtr import decode as model
+
+    seen = model.Statistics()
+    with model.Decoder(
+        folder, engine, max_context=max_context, max_budget=max(tree_budget, 1)
+    ) as decoder:
+        start = time.perf_counter()
+        for token in model.generate(decoder, _ids(prompt_ids), count, tree_budget, seen):
+            click.echo(f"{' ' if seen.tokens > 1 else ''}{token}", nl=False)
+            sys.stdout.flush()
+        seconds = time.perf_counter() - start
+    click.echo()
+    line = f"{seen.tokens} tokens in {seconds:.2f} s, prompt included"
+    if seen.accepted:
+        line += (
+            f"; {len(seen.accepted)} rounds, {seen.mean_accepted:.2f} drafts accepted a round, "
+            f"histogram {' '.join(map(str, seen.histogram))}"
+        )
+    click.echo(line, err=True)
+
+
+@cli.command()
+@_model
+@_prompt
+@_engine
+@click.option(
+    "--all", "every", is_flag=True, help="Every stage, not only the worst and the faulty."
+)
+def localize(folder: str, prompt_ids: str, engine: str, every: bool) -> None:
+    """Find the first stage of a model's prompt pass that breaks its budget.
+
+    Each kernel is judged on the inputs that it got, against its op's reference. Exit codes: 0
+    none does, 1 the first one is named, 2 the model could not be run.
+    """
+    from kdtr import decode as model
+
+    with model.Decoder(folder, engine) as decoder:
+        verdicts = model.localize(decoder, _ids(prompt_ids))
+    faulty = next((v for v in verdicts if not v.worst <= 1), None)
+    for verdict in verdicts if every else ():
+        click.echo(f"{verdict.stage:20} {verdict.op:14} {verdict.output:8} {verdict.worst:.3g}")
+    if faulty is None:
+        worst = max(verdicts, key=lambda v: v.worst)
+        click.echo(
+            f"{len(verdicts)} stages within budget; the worst is {worst.stage} "
+            f"at {worst.worst:.3g} of the hard budget of '{worst.output}'"
+        )
+        return
+    click.echo(
+        f"{faulty.stage}: {faulty.op} is at fault: '{faulty.output}' is at {faulty.worst:.3g} of "
+        "its hard budget, every earlier stage is within"
+    )
+    click.get_current_context().exit(1)

@@ -1,0 +1,477 @@
+"""Whole models: the reference against transformers' records, the engine against the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from kdtr import contract, decode, ops
+from kdtr.cli import cli
+from kdtr.errors import EngineError, KdtrError
+from kdtr.reference import decode as reference
+
+MODEL = Path(__file__).resolve().parent.parent / "goldens" / "model" / "tiny_deepseek_v3"
+PROMPTS: list[dict[str, Any]] = json.loads((MODEL / "greedy_tokens.json").read_bytes())["prompts"]
+TRACE: dict[str, Any] = json.loads((MODEL / "ddtree_trace.json").read_bytes())
+CLEAR = 1e-4  # gaps between weights above this decide the order of nodes whatever the rounding
+ALL = range(len(PROMPTS))
+
+
+@pytest.fixture(scope="module")
+def model() -> reference.Model:
+    return decode.load_reference(MODEL)
+
+
+@pytest.fixture(scope="module")
+def taps() -> dict[str, Any]:
+    with np.load(MODEL / "taps.npz") as file:
+        return dict(file)
+
+
+def greedy_tokens(prompt: int) -> list[int]:
+    p = PROMPTS[prompt]
+    return [*p["output_ids"], *p["lookahead_ids"]]
+
+
+def require_round(got: dict[str, Any], want: dict[str, Any]) -> None:
+    """A round against the recorded one; node lists only where no near-tie orders them."""
+    tokens = [*want["accepted_tokens"], want["bonus"]]
+    assert got["tokens"] == tokens
+    assert want["robust"]
+    if want["order_gap"] > CLEAR and want["boundary_gap"] > CLEAR:
+        assert got["nodes"] == want["node_tokens"]
+        assert got["parents"] == want["node_parents"]
+
+
+# --- the reference model -------------------------------------------------------------------------
+
+
+def test_frequencies_and_scale_are_transformers_own_bits(
+    model: reference.Model, taps: dict[str, Any]
+) -> None:
+    assert model.rope.inv_freq.astype(np.float32).tobytes() == taps["inv_freq"].tobytes()
+    assert model.rope.softmax_scale == float(np.float32(taps["attn_scaling"]))
+    assert model.rope.factor == 1.0
+
+
+def test_both_spellings_of_the_configuration_mean_the_same(model: reference.Model) -> None:
+    other = json.loads((MODEL / "config.deepseek.json").read_bytes())
+    assert "rope_parameters" not in other
+    one, two = model.rope, reference.rope_of(other)
+    assert np.array_equal(one.inv_freq, two.inv_freq)
+    assert (one.factor, one.softmax_scale) == (two.factor, two.softmax_scale)
+
+
+@pytest.mark.parametrize("prompt", ALL)
+def test_reference_chooses_the_recorded_greedy_tokens(model: reference.Model, prompt: int) -> None:
+    want = greedy_tokens(prompt)
+    assert reference.teacher_forced(model, PROMPTS[prompt]["prompt_ids"], want) == want
+
+
+def test_incremental_decoding_is_the_teacher_forced_one(model: reference.Model) -> None:
+    tokens = reference.greedy(model, PROMPTS[0]["prompt_ids"])
+    assert [next(tokens) for _ in range(24)] == greedy_tokens(0)[:24]
+
+
+@pytest.mark.parametrize("budget", ["16", "64"])
+def test_reference_trees_are_the_recorded_rounds(model: reference.Model, budget: str) -> None:
+    accepted = []
+    for prompt in ALL:
+        rounds = reference.speculate(model, PROMPTS[prompt]["prompt_ids"], int(budget))
+        recorded = TRACE[budget][prompt]
+        assert next(rounds) == recorded["first_token"]
+        for want in recorded["rounds"]:
+            got = next(rounds)
+            assert isinstance(got, reference.Round)
+            assert (got.root, got.position) == (want["root"], want["pos"])
+            require_round(
+                {
+                    "tokens": [*got.accepted, got.bonus],
+                    "nodes": got.tokens[1:],
+                    "parents": got.parents[1:],
+                },
+                want,
+            )
+            accepted.append(len(got.accepted))
+    summary = TRACE["about"]["summary"][budget]
+    assert len(accepted) == summary["rounds"]
+    assert np.bincount(accepted, minlength=8).tolist() == summary["histogram"]
+    assert round(sum(accepted) / len(accepted), 2) == {"16": 1.19, "64": 1.56}[budget]
+
+
+def test_after_each_round_the_cache_is_that_of_a_fresh_pass(model: reference.Model) -> None:
+    prompt = PROMPTS[2]["prompt_ids"]
+    emitted: list[int] = []
+
+    def check(_model: reference.Model, done: reference.Round, cache: list[Any]) -> None:
+        emitted.extend([done.root, *done.accepted])
+        _, fresh = reference.prefill(model, [*prompt, *emitted])
+        for rows, again in zip(cache, fresh, strict=True):
+            assert rows.shape == again.shape
+            assert float(np.max(np.abs(rows - again))) < 2.0**-40
+
+    rounds = reference.speculate(model, prompt, 16, check)
+    for _ in range(6):
+        next(rounds)
+
+
+def test_recorded_activations_follow_the_published_model(
+    model: reference.Model, taps: dict[str, Any]
+) -> None:
+    label, distance, runner_up = reference.name_of(
+        model, taps["prompt_ids"].tolist(), taps["final_norm"]
+    )
+    assert label == "published"
+    assert runner_up > 100 * distance
+
+
+@pytest.mark.parametrize("wrong", reference.WRONG)
+def test_each_wrong_choice_is_caught_and_named(
+    model: reference.Model, taps: dict[str, Any], wrong: str
+) -> None:
+    prompt = taps["prompt_ids"].tolist()
+    hidden, _ = reference.prefill(model.but(reference.WRONG[wrong]), prompt)
+    label, distance, runner_up = reference.name_of(model, prompt, hidden)
+    assert label == wrong
+    assert distance == 0 < runner_up
+    # Rounding alone is far below the difference to the recorded activations.
+    right, _ = reference.prefill(model, prompt)
+    rounding = np.max(np.abs(right - taps["final_norm"]))
+    assert np.max(np.abs(hidden - taps["final_norm"])) > 100 * rounding
+
+
+@pytest.mark.parametrize("wrong", [w for w in reference.WRONG if w != "all_eps=1e-6"])
+def test_each_wrong_choice_but_one_flips_a_token(model: reference.Model, wrong: str) -> None:
+    other = model.but(reference.WRONG[wrong])
+    assert any(
+        reference.teacher_forced(other, PROMPTS[p]["prompt_ids"], greedy_tokens(p))
+        != greedy_tokens(p)
+        for p in ALL
+    )
+
+
+# --- the engine ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def batch() -> Iterator[decode.Decoder]:
+    with decode.Decoder(MODEL, requests=16, max_context=512) as decoder:
+        yield decoder
+
+
+@pytest.mark.engine
+def test_engine_decodes_all_prompts_greedily(batch: decode.Decoder) -> None:
+    tokens = [[batch.prefill(PROMPTS[p]["prompt_ids"], p)] for p in ALL]
+    while len(tokens[0]) < len(greedy_tokens(0)):
+        for out, token in zip(tokens, batch.greedy(ALL), strict=True):
+            out.append(token)
+    assert tokens == [greedy_tokens(p) for p in ALL]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("budget", [16, 64])
+def test_engine_decodes_all_prompts_by_trees(batch: decode.Decoder, budget: int) -> None:
+    """Ragged: prompts of 24 to 200 tokens in one batch, which shrinks as they end."""
+    recorded = TRACE[str(budget)]
+    for p in ALL:
+        assert batch.prefill(PROMPTS[p]["prompt_ids"], p) == recorded[p]["first_token"]
+    live, done, accepted = list(ALL), [0] * len(PROMPTS), []
+    while live:
+        rounds = batch.tree(budget, live)
+        nodes = batch.read("tree.tokens").reshape(len(live), -1)
+        parents = batch.read("tree.parents").reshape(len(live), -1)
+        for i, p in enumerate(live):
+            got = {
+                "tokens": rounds[i],
+                "nodes": nodes[i, 1:].tolist(),
+                "parents": parents[i, 1:].tolist(),
+            }
+            require_round(got, recorded[p]["rounds"][done[p]])
+            accepted.append(len(rounds[i]) - 1)
+            done[p] += 1
+        live = [p for p in live if done[p] < len(recorded[p]["rounds"])]
+    summary = TRACE["about"]["summary"][str(budget)]
+    assert np.bincount(accepted, minlength=8).tolist() == summary["histogram"]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("budget", [0, 16])
+def test_generate_gives_the_recorded_tokens_and_counts_rounds(budget: int) -> None:
+    statistics = decode.Statistics()
+    with decode.Decoder(MODEL, max_context=512) as decoder:
+        prompt = PROMPTS[5]["prompt_ids"]
+        got = list(decode.generate(decoder, prompt, 64, budget, statistics))
+    assert got == PROMPTS[5]["output_ids"]
+    lengths = [r["accepted_length"] for r in TRACE["16"][5]["rounds"]]
+    assert statistics.accepted == (lengths if budget else [])
+    assert statistics.tokens == 64
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_after_each_round_lengths_and_rows_are_those_of_a_fresh_prefill(page_size: int) -> None:
+    prompt = PROMPTS[1]["prompt_ids"]
+    with decode.Decoder(
+        MODEL, requests=3, max_context=256, page_size=page_size, max_budget=16
+    ) as decoder:
+        history = [*prompt, decoder.prefill(prompt, 1)]
+        decoder.prefill(PROMPTS[0]["prompt_ids"], 2)  # a neighbour between the pages
+        for _ in range(8):
+            (new,) = decoder.tree(16, [1])
+            history += new
+            cached = history[:-1]  # the bonus has no row yet
+            decoder.prefill(cached, 0)
+            for layer in range(decoder.layers):
+                got, want = decoder.rows(layer, 1), decoder.rows(layer, 0)
+                assert got.shape == (len(cached), decoder.row)
+                assert got.tobytes() == want.tobytes()
+
+
+@pytest.mark.engine
+def test_a_request_has_the_same_bits_alone_and_in_a_batch() -> None:
+    with decode.Decoder(MODEL, requests=4, max_context=256, max_budget=16) as decoder:
+        for request, p in enumerate((3, 0, 7, 3)):
+            decoder.prefill(PROMPTS[p]["prompt_ids"], request)
+        decoder.tree(16, [0, 1, 2])
+        together = decoder.read("tree.logits", np.float32).reshape(3, -1)[0]
+        decoder.tree(16, [3])
+        alone = decoder.read("tree.logits", np.float32)
+    assert alone.tobytes() == together.tobytes()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("file", ["config.json", "config.deepseek.json"])
+def test_engine_reads_both_spellings(tmp_path: Path, file: str) -> None:
+    shutil.copy(MODEL / file, tmp_path / "config.json")
+    (tmp_path / "model.safetensors").symlink_to(MODEL / "model.safetensors")
+    with decode.Decoder(tmp_path, max_context=256) as decoder:
+        prompt = PROMPTS[0]["prompt_ids"]
+        assert list(decode.generate(decoder, prompt, 8)) == greedy_tokens(0)[:8]
+        with pytest.raises(EngineError, match="tree: the model has no draft heads"):
+            decoder.tree(4)
+
+
+# --- finding the stage ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stages() -> list[decode.Stage]:
+    """Every kernel call of one prefill."""
+    seen: list[decode.Stage] = []
+    with decode.Decoder(MODEL, max_context=256) as decoder:
+        decoder.tap(seen.append)
+        decoder.prefill(PROMPTS[0]["prompt_ids"])
+    return seen
+
+
+@pytest.mark.engine
+def test_every_stage_is_within_its_own_budget(stages: list[decode.Stage]) -> None:
+    names = [stage.name for stage in stages]
+    assert names[:4] == ["embed", "l0.input_norm", "l0.mla_project", "l0.verify_attn"]
+    assert names[-3:] == ["final_norm", "logits", "next"]
+    for stage in stages:
+        assert decode.judge(stage).worst <= 1, stage.name
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [
+        ("l0.input_norm", "rmsnorm@1:no_eps"),
+        ("l1.mla_project", "mla_project@1:other_eps"),
+        ("l2.mla_project", "mla_project@1:half_pairs"),
+        ("l3.mla_output", "mla_output@1:heads_inner"),
+        ("l0.silu_mul", "silu_mul@1:gelu"),
+        ("l1.router", "linear@1:bf16_rows"),
+        ("l3.moe_route", "moe_route@1:mask_zero"),
+        ("l2.moe_experts", "moe_experts@1:shared_scaled"),
+    ],
+)
+def test_a_mutated_kernel_names_its_stage(
+    stages: list[decode.Stage], name: str, mutant: str
+) -> None:
+    stage = next(s for s in stages if s.name == name)
+    written = {t.name for t in contract.load(stage.op).outputs}
+    outputs = {k: np.empty_like(x) for k, x in stage.tensors.items() if k in written}
+    inputs = {k: x for k, x in stage.tensors.items() if k not in written}
+    arguments: dict[str, Any] = {**inputs, **stage.attrs}
+    ops.Engine(f"mutants:{mutant}").call(stage.op, out=outputs, **arguments)
+    verdict = decode.judge(dataclasses.replace(stage, tensors={**inputs, **outputs}))
+    assert verdict.stage == name
+    assert verdict.worst > 1
+
+
+@pytest.mark.engine
+def test_the_engine_is_named_as_following_the_published_model() -> None:
+    with decode.Decoder(MODEL, max_context=256) as decoder:
+        label, distance, runner_up = decode.diagnose(MODEL, decoder, PROMPTS[0]["prompt_ids"])
+    assert label == "published"
+    assert runner_up > 100 * distance
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("label", "change"),
+    [
+        ("no_norm_topk", {"norm_topk_prob": False}),
+        ("no_routed_scaling", {"routed_scaling_factor": 1.0}),
+        ("all_eps=1e-6", {"rms_norm_eps": 1e-6}),
+    ],
+)
+def test_an_engine_that_reads_the_configuration_wrongly_is_named(
+    tmp_path: Path, label: str, change: dict[str, Any]
+) -> None:
+    config = json.loads((MODEL / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    (tmp_path / "model.safetensors").symlink_to(MODEL / "model.safetensors")
+    with decode.Decoder(tmp_path, max_context=256) as decoder:
+        got, distance, runner_up = decode.diagnose(MODEL, decoder, PROMPTS[0]["prompt_ids"])
+    assert got == label
+    assert runner_up > 10 * distance
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, [*arguments, "--model", str(MODEL)])
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("budget", ["0", "64"])
+def test_decode_prints_the_recorded_tokens_and_its_statistics(budget: str) -> None:
+    prompt = ",".join(map(str, PROMPTS[3]["prompt_ids"]))
+    done = run("decode", "--prompt-ids", prompt, "--tree-budget", budget)
+    assert done.exit_code == 0
+    assert [int(t) for t in done.stdout.split()] == PROMPTS[3]["output_ids"]
+    assert done.stderr.startswith("64 tokens in ")
+    lengths = [r["accepted_length"] for r in TRACE["64"][3]["rounds"]]
+    mean = f"{len(lengths)} rounds, {sum(lengths) / len(lengths):.2f} drafts accepted a round"
+    assert (mean in done.stderr) == (budget == "64")
+
+
+@pytest.mark.engine
+def test_localize_says_that_every_stage_is_within() -> None:
+    done = run("localize", "--prompt-ids", "52 90 78 718", "--all")
+    assert done.exit_code == 0
+    assert "l3.moe_experts" in done.stdout
+    assert "37 stages within budget" in done.stdout
+
+
+@pytest.mark.engine
+def test_ids_that_are_no_numbers_are_one_line_of_error() -> None:
+    done = run("decode", "--prompt-ids", "one two")
+    assert done.exit_code == 2
+    assert done.stderr == "error: --prompt-ids: not token ids, want integers, got one two\n"
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def damaged(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy of the checkpoint whose safetensors header was changed."""
+    data = (MODEL / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    whole = len(text).to_bytes(8, "little") + text + data[8 + length :]
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    shutil.copy(MODEL / "config.json", tmp_path)
+    return tmp_path
+
+
+EMBED = "model.embed_tokens.weight"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h.pop("lm_head.weight"), "data without gaps or overlaps"),
+        (lambda h: h[EMBED].update(shape=[4096, 129]), "size in bytes"),
+        (lambda h: h[EMBED].update(shape=[2**62, 2**62]), "shape, want at most"),
+        (lambda h: h[EMBED].update(shape=[-1, 128]), "an integer from 0"),
+        (lambda h: h[EMBED].update(shape=[4096.5, 128]), "an integer from 0"),
+        (lambda h: h[EMBED].update(data_offsets=[0, 2**60]), "an integer from 0|within"),
+        (lambda h: h[EMBED].update(data_offsets=[8, 4]), "within|data_offsets"),
+        (lambda h: h[EMBED].update(dtype="F7"), "dtype, want F32"),
+        (lambda h: h.update(x=[]), "entry, want dtype"),
+        (lambda h: h.update({EMBED + "2": h.pop(EMBED)}), "tensor is missing"),
+    ],
+)
+def test_a_lying_safetensors_header_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        decode.Decoder(damaged(tmp_path, change))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("size", [0, 7, 8, 100, 30000])
+def test_a_truncated_safetensors_file_is_refused(tmp_path: Path, size: int) -> None:
+    shutil.copy(MODEL / "config.json", tmp_path)
+    data = (MODEL / "model.safetensors").read_bytes()[:size]
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(EngineError, match=r"file size|header length|not valid JSON|within"):
+        decode.Decoder(tmp_path)
+    with pytest.raises(KdtrError):
+        decode.load_reference(tmp_path)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not valid JSON"),
+        ("[]", "not an object"),
+        ("[" * 100000, "nested more than 32"),
+        ('{"a": 1, "a": 2}', "repeated key 'a'"),
+        ('{"model_type": "llama"}', "want deepseek_v3, got llama"),
+        ("{}", "missing key vocab_size"),
+        ('{"vocab_size": 1e400}', "out of range"),
+        ('{"vocab_size": -4}', "an integer of at least 1"),
+        ('{"vocab_size": 01}', "leading zero"),
+        ('{"vocab_size": "\\ud800"}', "surrogate"),
+        ('{"vocab_size": 1} x', "text after the value"),
+    ],
+)
+def test_a_bad_configuration_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(EngineError, match=message):
+        decode.Decoder(tmp_path)
+
+
+@pytest.mark.engine
+def test_requests_are_checked() -> None:
+    with decode.Decoder(MODEL, requests=2, max_context=32, max_budget=8) as decoder:
+        for call, message in (
+            (lambda: decoder.prefill([]), "at least one id"),
+            (lambda: decoder.prefill([4096]), r"id 0, want 0\.\.4095, got 4096"),
+            (lambda: decoder.prefill([1] * 33), "context rows, want at most 32, got 33"),
+            (lambda: decoder.prefill([1], 2), r"request: id, want 0\.\.1, got 2"),
+            (lambda: decoder.greedy([1]), "prefilled"),
+            (lambda: decoder.tree(9), "budget"),
+            (lambda: decoder.read("nothing"), "no such buffer"),
+        ):
+            with pytest.raises(EngineError, match=message):
+                call()
+        decoder.prefill([1] * 30)
+        decoder.greedy()
+        decoder.greedy()
+        with pytest.raises(EngineError, match="context rows"):
+            decoder.greedy()
+
+
+@pytest.mark.engine
+def test_an_unknown_folder_is_an_error() -> None:
+    with pytest.raises(EngineError, match="cannot be read"):
+        decode.Decoder("/nonexistent")
