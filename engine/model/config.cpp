@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "json.h"
+#include "json_reader.h"
 #include "kdtr/error.h"
 
 namespace kdtr::model {

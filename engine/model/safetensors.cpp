@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "json.h"
+#include "json_reader.h"
 #include "kdtr/error.h"
 #include "kdtr/tensor.h"
 

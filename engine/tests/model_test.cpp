@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "model/decoder.h"
-#include "model/json.h"
+#include "model/json_reader.h"
 #include "model/local_ranks.h"
 
 namespace {

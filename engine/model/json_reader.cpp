@@ -1,4 +1,4 @@
-#include "json.h"
+#include "json_reader.h"
 
 #include <charconv>
 
