@@ -1,8 +1,6 @@
 // kv_commit@1 written a second time, with maps of bytes, and the faults planted in it.
 #include <algorithm>
-#include <cstring>
 #include <map>
-#include <numeric>
 #include <vector>
 
 #include "mutant.h"
@@ -226,6 +224,7 @@ void run(Call& c, int fault) {
 
     if (page_size > 1 || fault == kRowsMovedAtPageOne) {
       std::vector<std::pair<std::int64_t, std::int64_t>> pairs;
+      pairs.reserve(moves.size());
       for (const Move& m : moves) pairs.emplace_back(m.source, m.target);
       std::int64_t layers = c.dim("layers");
       if (fault == kFirstLayerOnly) layers = std::min<std::int64_t>(layers, 1);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "mutant.h"
@@ -112,7 +112,7 @@ void select(Row& row, std::int64_t k, int fault) {
     for (std::int64_t v = n - 1; v >= 0; --v)  // appended in whatever order the blocks arrive
       if (row.x[static_cast<std::size_t>(v)] >= threshold && buffer.size() < 4096)
         buffer.push_back(v);
-    row.order = buffer;
+    row.order = std::move(buffer);
   }
   std::sort(row.order.begin(), row.order.end(), better);
 }

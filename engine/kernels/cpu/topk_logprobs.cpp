@@ -11,7 +11,6 @@
 
 namespace {
 
-using kdtr::Array;
 using kdtr::Call;
 using kdtr::kInfF;
 
@@ -23,7 +22,8 @@ std::uint64_t key_of(float value, std::int64_t id) {
 }
 
 std::int64_t id_of(std::uint64_t key) {
-  return static_cast<std::int64_t>(~static_cast<std::uint32_t>(key));
+  const std::uint32_t id = ~static_cast<std::uint32_t>(key);
+  return id;
 }
 
 // Log-sum-exp of n values whose maximum is top. At least top, because the sum is at least 1.
