@@ -173,7 +173,7 @@ void run(Call& c, int fault) {
         frontier.push_back({weight, std::move(ranks), parent, serial++, id(d, k)});
       };
       const auto push_child = [&](int node) {
-        const Candidate from = popped[static_cast<std::size_t>(node)];
+        const Candidate& from = popped[static_cast<std::size_t>(node)];
         const int d = static_cast<int>(from.ranks.size());
         if (d >= limit || columns == 0) return;
         std::vector<int> ranks = from.ranks;
