@@ -257,7 +257,10 @@ def describe(op: str) -> None:
 @click.option("--verify", is_flag=True, help="Check every rule and digest first.")
 @click.option("--names", is_flag=True, help="Names of the tensors, one a line.")
 @click.option("--identity", is_flag=True, help="The identity of the content only.")
+@click.option("--map", "as_map", is_flag=True, help="Where everything is in the file.")
 @click.option("--hex", "as_hex", is_flag=True, help="Bytes of TENSOR with offsets and values.")
+@click.option("--histogram", is_flag=True, help="Counts of the values of TENSOR as bars.")
+@click.option("--all-errors", is_flag=True, help="Every rule that a damaged file breaks.")
 @click.option(
     "--format",
     "notation",
@@ -273,20 +276,31 @@ def inspect(
     verify: bool,
     names: bool,
     identity: bool,
+    as_map: bool,
     as_hex: bool,
+    histogram: bool,
+    all_errors: bool,
     notation: str,
 ) -> None:
     """Show the tensors of FILE with statistics, or the values of one: 'out[0, :4, ::2]'.
 
-    A damaged file is described as far as it can be read, with each rule that it breaks.
+    FILE may be .kdtr, .npz, .npy or .safetensors, or a folder, which gives a line a file. A
+    damaged KDTR file is shown as far as it can be read, with the rules that it breaks.
     """
     import json
 
-    from kdtr import container, inspection
+    from kdtr import convert as formats
+    from kdtr import inspection
     from kdtr.errors import FormatError
 
+    if (as_hex or histogram) and not tensor:
+        raise click.UsageError(f"{'--hex' if as_hex else '--histogram'} needs a TENSOR")
+    if file.is_dir():
+        raise SystemExit(_inspect_folder(file))
+    if as_map or all_errors:
+        raise SystemExit(_inspect_damage(file, as_map, limit=10**6))
     try:
-        with container.open(file, verify="deep" if verify else "lazy") as opened:
+        with formats.opened(file, verify="deep" if verify else "lazy") as opened:
             if identity:
                 lines = iter([opened.identity])
             elif names:
@@ -297,20 +311,62 @@ def inspect(
                 lines = inspection.meta_lines(opened)
             elif tensor and as_hex:
                 lines = inspection.hexdump(opened, tensor)
+            elif tensor and histogram:
+                lines = inspection.histogram(opened, tensor)
             elif tensor:
                 lines = inspection.grid(inspection.take(opened, tensor, notation))  # type: ignore[arg-type]
-            elif as_hex:
-                raise click.UsageError("--hex needs a TENSOR")
             else:
                 lines = inspection.overview(opened)
             for line in lines:
                 click.echo(line)
     except FormatError as error:
-        if error.code in ("E_IO", "E_NOT_FOUND"):
+        if error.code in ("E_IO", "E_NOT_FOUND") or file.suffix in (".npz", ".npy", ".safetensors"):
             raise
-        for one in container.all_errors(file.read_bytes(), str(file)):
-            click.echo(f"error: {one} [byte {one.offset}]", err=True)
-        raise SystemExit(error.exit_code) from None
+        raise SystemExit(_inspect_damage(file, not (names or identity or meta), limit=20)) from None
+
+
+def _inspect_damage(file: Path, as_map: bool, limit: int) -> int:
+    """Print a file's map, and the rules that it breaks on standard error; return the exit code."""
+    from kdtr import container, file_map
+
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise KdtrError(str(file), error.strerror or str(error)) from None
+    errors = container.all_errors(data, str(file))
+    if as_map:
+        for line in file_map.lines(data, errors):
+            click.echo(line)
+    for one in errors[:limit]:
+        click.echo(f"error: {one} [byte {one.offset}]", err=True)
+    if len(errors) > limit:
+        click.echo(f"{len(errors) - limit} more: --all-errors", err=True)
+    return KdtrError.exit_code if errors else 0
+
+
+def _inspect_folder(folder: Path) -> int:
+    """Print a line for each file below a folder; return 1 when one is damaged."""
+    from kdtr import convert as formats
+    from kdtr import inspection
+    from kdtr.errors import FormatError
+
+    rows, code = [["file", "identity", "tensors", "bytes", "op", "case"]], 0
+    suffixes = (".kdtr", ".npz", ".npy", ".safetensors")
+    for path in sorted(p for p in folder.rglob("*") if p.suffix in suffixes):
+        name = inspection.escape(str(path.relative_to(folder)))
+        size = str(path.stat().st_size)
+        try:
+            with formats.opened(path, verify="eager") as file:
+                what = [str(file.meta.get(key, "")) for key in ("op", "case")]
+                shown = map(inspection.escape, what)
+                rows.append([name, file.identity[6:18], str(len(file)), size, *shown])
+        except KdtrError as error:
+            code = 1
+            why = error.code if isinstance(error, FormatError) else error.what
+            rows.append([name, "DAMAGED", "", size, why, ""])
+    for line in inspection.columns(rows):
+        click.echo(line)
+    return code
 
 
 @cli.command()
@@ -467,12 +523,14 @@ def diff_(
 ) -> None:
     """Compare GOT with WANT: what differs, where, by how much, and why.
 
-    Bitwise by default; a fixture against an engine's actual.kdtr by the fixture's own budgets.
+    Files may be .kdtr, .npz, .npy or .safetensors, of the same kind or not. Bitwise by default; a
+    fixture against an engine's actual.kdtr by the fixture's own budgets.
     Exit codes: 0 equal or within, 1 different, 2 not comparable.
     """
     import json
 
-    from kdtr import container, diff_report
+    from kdtr import convert as formats
+    from kdtr import diff_report
     from kdtr.diff import Tolerance, diff
 
     default = Tolerance(**bounds)
@@ -483,7 +541,7 @@ def diff_(
             own[glob] = Tolerance(atol=float(number))
         except ValueError:
             raise KdtrError("--override", "not GLOB=ATOL", "out*=1e-3", item) from None
-    with container.open(want) as a, container.open(got) as b:
+    with formats.opened(want) as a, formats.opened(got) as b:
         outcome = diff(a, b, None if default == Tolerance() else default, own)
     if page:
         Path(page).write_text(diff_report.page(outcome), encoding="utf-8")

@@ -14,6 +14,7 @@ import math
 import os
 import secrets
 import struct
+import tempfile
 import tokenize
 import zipfile
 import zlib
@@ -484,3 +485,42 @@ def convert(source: PathLike, target: PathLike, rename: bool = False) -> str:
     raise KdtrError(
         "convert", "no such conversion", ".kdtr from or to .safetensors or .npz", " to ".join(pair)
     )
+
+
+def from_npy(source: PathLike, target: PathLike, _rename: bool = False) -> str:
+    """Convert an npy file to KDTR with one tensor, `array`. Returns the identity.
+
+    The file is mapped, not read. Raises KdtrError for a damaged one, or one of Python objects.
+    """
+    where = os.fspath(source)
+    try:
+        array = np.load(where, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise KdtrError(where, error.strerror or str(error)) from None
+    except _UNREADABLE as error:
+        raise KdtrError(where, "not a readable npy", got=ascii(str(error))[:120]) from None
+    if not isinstance(array, np.ndarray):
+        raise KdtrError(where, "not an npy file", ".npy", "an archive: name it .npz")
+    return container.write(target, {"array": np.asarray(array, order="C")})
+
+
+@contextmanager
+def opened(path: PathLike, verify: container.Verify = "lazy") -> Iterator[container.File]:
+    """Open a `.kdtr`, `.npz`, `.npy` or `.safetensors` file as a KDTR file.
+
+    Others than KDTR go through a temporary file, so that as much room is needed on disk.
+    """
+    suffix = Path(path).suffix
+    if suffix not in _READ:
+        with container.open(path, verify) as file:
+            yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="kdtr-") as folder:
+        plain = Path(folder, "converted.kdtr")
+        _READ[suffix](path, plain, True)
+        with container.open(plain, verify) as file:
+            file.where = os.fspath(path)
+            yield file
+
+
+_READ: Final = {**_IN, ".npy": from_npy}

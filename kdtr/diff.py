@@ -373,13 +373,19 @@ class _Scan:
     ) -> Element:
         index = [int(i) for i in np.unravel_index(start + at, self.info.shape or (1,))]
         near = {}
+
+        def show(values: NDArray[Any], codes: NDArray[Any], k: int) -> str:
+            integer = self.info.dtype.code in (0, 1, 6)
+            return _integer(codes[k], self.info.dtype) if integer else _show(values[k])
+
         for label, k in (("before", at - 1), ("after", at + 1)):
             if 0 <= k < len(want):
-                near[label] = f"want {_show(want[k])}, got {_show(got[k])}"
+                pair = show(want, want_codes, k), show(got, got_codes, k)
+                near[label] = f"want {pair[0]}, got {pair[1]}"
         return Element(
             index if self.info.shape else [],
-            _show(want[at]),
-            _show(got[at]),
+            show(want, want_codes, at),
+            show(got, got_codes, at),
             _hex(want_codes[at]),
             _hex(got_codes[at]),
             float(steps[at]),
@@ -465,6 +471,12 @@ def ulp_distance(want: NDArray[Any], got: NDArray[Any], dtype: str) -> _F64:
 
 def _show(x: Any) -> str:
     return repr(complex(x)) if isinstance(x, complex) else repr(float(x))
+
+
+def _integer(codes: NDArray[Any], dtype: dtypes.DType) -> str:
+    """From the bits: an i64 as f64 would lose digits."""
+    value = int(codes[0])
+    return str(value - (1 << dtype.bits) if dtype.code == 0 and value >> dtype.bits - 1 else value)
 
 
 def _hex(codes: NDArray[Any]) -> str:

@@ -170,6 +170,42 @@ def meta_lines(file: File) -> Iterator[str]:
             yield f"{escape(owner)}: {escape(key)} = {shown}"
 
 
+def histogram(file: File, name: str, bins: int = 16, width: int = 50) -> Iterator[str]:
+    """Counts of a tensor's values as bars: each value of an integer with few, else equal bins.
+
+    NaN and infinities are counted apart. Raises KdtrError for complex types.
+    """
+    values = file.values(name).reshape(-1)
+    if values.dtype.kind == "c":
+        raise KdtrError(name, "no histogram of complex numbers")
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    rows: list[tuple[str, int]] = []
+    if values.dtype.kind != "f" and np.unique(finite).size <= bins:
+        rows = [
+            (str(v), int(n)) for v, n in zip(*np.unique(finite, return_counts=True), strict=True)
+        ]
+    elif finite.size:
+        wide = finite.astype(np.float64)
+        low, high = float(wide.min()), float(wide.max())
+        scaled = (wide / 2 - low / 2) / (high / 2 - low / 2) if high > low else np.zeros(wide.shape)
+        counts = np.bincount(np.minimum((scaled * bins).astype(np.int64), bins - 1), minlength=bins)
+        for i, count in enumerate(counts.tolist()):
+            at = low / 2 + (high / 2 - low / 2) * (i / bins)
+            rows.append((f"{2 * at:.6g}", count))
+    if values.dtype.kind == "f":
+        for label, count in (
+            ("-inf", int((values == -np.inf).sum())),
+            ("+inf", int((values == np.inf).sum())),
+            ("nan", int(np.isnan(values).sum())),
+        ):
+            rows += [(label, count)] if count else []
+    top = max((count for _, count in rows), default=1)
+    label_width = max((len(label) for label, _ in rows), default=0)
+    for label, count in rows:
+        bar = "#" * -(-width * count // max(top, 1))
+        yield f"{label:>{label_width}}  {count:>9}  {bar}".rstrip()
+
+
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Rows as aligned lines; columns that are empty below their heading are left out."""
     kept = [i for i in range(len(rows[0])) if len(rows) == 1 or any(row[i] for row in rows[1:])]
