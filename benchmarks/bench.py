@@ -119,10 +119,15 @@ class Both:
         self.cuda, self.cpu = Engine("cuda"), Engine("cpu")
 
     def prepare(
-        self, op: str, out: Tensors, arith: str = "f32", **arguments: Any
+        self,
+        op: str,
+        out: Tensors,
+        arith: str = "f32",
+        state: Tensors | None = None,
+        **arguments: Any,
     ) -> Callable[[], None]:
         """The CUDA call, bound once, on torch's current stream."""
-        bound = self.cuda.prepare(op, out=out, arith=arith, **arguments)
+        bound = self.cuda.prepare(op, out=out, state=state, arith=arith, **arguments)
         return lambda: bound.run(stream())
 
     def exact(self, op: str, out: Tensors, skip: tuple[str, ...] = (), **arguments: Any) -> str:
@@ -385,8 +390,95 @@ def _generator() -> torch.Generator:
     return torch.Generator("cuda").manual_seed(MARGINALS_SEED)
 
 
+def step(both: Both, R: int, L: int, V: int, K: int, budget: int) -> Work:
+    """Everything of a step but attention: candidates, tree, walk, commit; a hook for the target.
+
+    The stand-in target is each node's first child's token, so that paths are accepted.
+    """
+    N, P, page = budget + 1, 1000, 64
+    per = -(-(P + L + 1) // page)
+    slots = (R * per + -(-R * N // page)) * page
+    kind = torch.bfloat16
+    logits = (torch.randn(R, L, V, device="cuda", generator=_generator()) * 3).to(kind)
+    drafted = {"ids": i32(R, L, K), "logprobs": f32(R, L, K), "lse": f32(R, L), "status": i32(R)}
+    built = tree_outputs(R, N)
+    walked = {
+        "accept_index": i32(R, L + 1), "accept_len": i32(R), "accepted_tokens": i32(R, L + 1),
+        "predicts": i32(R, N), "status": i32(R),
+    }  # fmt: skip
+    cache = {
+        "rows": torch.zeros(1, slots, 1152, dtype=torch.uint8, device="cuda"),
+        "page_table": torch.arange(R * per, dtype=torch.int32, device="cuda").reshape(R, per),
+        "tree_slots": (R * per * page + torch.arange(R * N, device="cuda", dtype=torch.int32))
+        .to(torch.int32)
+        .reshape(R, N),
+        "hidden": torch.zeros(R, N, 0, dtype=torch.uint8, device="cuda"),
+    }
+    lengths = torch.full((R,), P, dtype=torch.int32, device="cuda")
+    target, committed = i32(R, N), {"new_len": i32(R), "status": i32(R)}
+    links = {n: built[n] for n in ("tokens", "next_token", "next_sibling", "n_nodes")}
+    stages = (
+        both.prepare("topk_logprobs", drafted, logits=logits, K=K),
+        both.prepare(
+            "tree_build", built, logprobs=drafted["logprobs"], ids=drafted["ids"],
+            root_token=torch.zeros(R, dtype=torch.int32, device="cuda"), prefix_len=lengths,
+            budget=budget, tie_order="ranks",
+        ),
+        both.prepare("tree_accept", walked, **links, target=target, L=L, V=V),
+        both.prepare(
+            "kv_commit", committed, state=cache, accept_index=walked["accept_index"],
+            accept_len=walked["accept_len"], prefix_len=lengths, page_size=page,
+        ),
+    )  # fmt: skip
+
+    def hook() -> None:
+        first = built["next_token"].clamp(min=0).long()
+        target.copy_(torch.gather(built["tokens"], 1, first).clamp_(min=0))
+
+    def run() -> None:
+        stages[0]()
+        stages[1]()
+        hook()
+        stages[2]()
+        stages[3]()
+
+    def check() -> str:
+        """A graph captured over one batch of logits, replayed over another, equals eager."""
+        run()
+        captured = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(captured, stream=side):
+            run()
+        logits.copy_((torch.randn_like(logits, dtype=torch.float32) * 2).to(kind))
+        everything = {**drafted, **built, **walked, **committed, "target": target}
+        run()
+        torch.cuda.synchronize()
+        eager = {n: t.clone() for n, t in everything.items()}
+        for tensor in everything.values():
+            tensor.zero_()
+        captured.replay()
+        torch.cuda.synchronize()
+        for name, tensor in everything.items():
+            if not torch.equal(tensor, eager[name]):
+                return f"{name}: a replay of the graph differs from eager"
+        return "" if int(walked["accept_len"].min()) > 0 else "nothing was accepted"
+
+    return Work(
+        f"step without attention [{R}, {L}, {V}] K {K} budget {budget}",
+        run,
+        check,
+        bytes=logits.numel() * 2,
+        host_peers={
+            "host path: topk on the GPU, heap and masks on the host": lambda: peers.host_tree(
+                logits, K, budget
+            )
+        },
+    )
+
+
 BUILDERS: dict[str, Callable[..., Work]] = {
-    "topk": topk, "tree": tree, "accept": accept, "merge": merge, "attn": attn,
+    "topk": topk, "tree": tree, "accept": accept, "merge": merge, "attn": attn, "step": step,
 }  # fmt: skip
 
 

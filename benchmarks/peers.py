@@ -45,6 +45,21 @@ def heap_tree(logprobs: NDArray[np.float32], budget: int) -> tuple[list[int], ND
     return parents, visible
 
 
+def host_tree(logits: torch.Tensor, K: int, budget: int) -> torch.Tensor:
+    """From logits on the device to trees and masks on the device, by way of the host.
+
+    What ports without a device builder do: top-k on the GPU, the heap and the visibility matrix
+    in Python, copies both ways. [R, L, V] -> visible [R, N, N].
+    """
+    values, _ = torch.topk(logits, K, dim=-1)
+    logprobs = values.float() - torch.logsumexp(logits.float(), -1, keepdim=True)
+    host = logprobs.cpu().numpy()
+    visible = np.stack([heap_tree(request, budget)[1] for request in host])
+    found = torch.from_numpy(visible).cuda()
+    torch.cuda.synchronize()
+    return found
+
+
 def _sgl_kernel() -> bool:
     """Load sglang-kernel's library for this GPU, whose path is in KDTR_SGL_KERNEL."""
     path = os.environ.get("KDTR_SGL_KERNEL", "")
