@@ -117,25 +117,23 @@ class Stage:
     attrs: dict[str, int | float | str | bool]
 
 
-def _copied(tensor: _Tensor) -> Array:
-    """The values of a host tensor; bf16 and f16 widened to f32."""
+def _copied(tensor: _Tensor, fetch: Callable[[Any, int, int], None]) -> Array:
+    """The values of a tensor in the decoder's memory; bf16 and f16 widened to f32."""
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     dtype = dtypes.by_code(tensor.dtype.code, tensor.dtype.bits)
-    count = int(np.prod(shape, dtype=np.int64)) * dtype.storage.itemsize
-    if not count:
-        return np.zeros(shape, dtypes.decode(np.zeros(0, dtype.storage), dtype.name, (0,)).dtype)
-    raw = (ctypes.c_uint8 * count).from_address(tensor.data + tensor.byte_offset)
-    stored = np.frombuffer(bytes(raw), dtype.storage)
+    stored = np.empty(int(np.prod(shape, dtype=np.int64)), dtype.storage)
+    if stored.size:
+        fetch(stored.ctypes.data, tensor.data + tensor.byte_offset, stored.nbytes)
     return np.array(dtypes.decode(stored, dtype.name, shape))
 
 
-def _stage(name: str, call: Any) -> Stage:
+def _stage(name: str, call: Any, fetch: Callable[[Any, int, int], None]) -> Stage:
     rules = contract.load(call.contents.op.decode())
     tensors: dict[str, Array] = {}
     for t in rules.tensors:
         found = call.contents.tensor(call, t.name.encode(), _ROLES[t.role])
         if found:
-            tensors[t.name] = _copied(found.contents)
+            tensors[t.name] = _copied(found.contents, fetch)
     attrs: dict[str, int | float | str | bool] = {}
     for a in rules.attrs:
         key = a.name.encode()
@@ -197,6 +195,7 @@ class Decoder:
         self._lib = _library(engine_spec)
         self._handle = ctypes.c_void_p()
         self._tap: Any = None
+        self._raised: BaseException | None = None
         options = _Options(ctypes.sizeof(_Options), requests, max_context, page_size, max_budget)
         where = os.fsencode(folder)
         try:
@@ -231,6 +230,9 @@ class Decoder:
             self._handle = ctypes.c_void_p()
 
     def _check(self, code: int) -> None:
+        if self._raised is not None:
+            error, self._raised = self._raised, None
+            raise error
         if code:
             where, _, what = self._lib.kdtr_decoder_error(self._handle).decode().partition(": ")
             raise EngineError(where, what)
@@ -277,13 +279,35 @@ class Decoder:
         return self.read(f"rows.{layer}.{request}", np.float32).reshape(-1, self.row)
 
     def tap(self, see: Callable[[Stage], None] | None) -> None:
-        """Call `see` after each kernel with its arguments, copied; None ends it. CPU engines."""
+        """Call `see` after each kernel with its arguments, copied; None ends it.
+
+        What `see` raises stops nothing at once, but is raised by the method that ran the kernel.
+        """
         if see is None:
-            self._tap = None
             self._check(self._lib.kdtr_decoder_set_tap(self._handle, None, None))
+            self._tap = None
             return
-        self._tap = _TAP(lambda _, name, call: see(_stage(name.decode(), call)))
-        self._check(self._lib.kdtr_decoder_set_tap(self._handle, self._tap, None))
+
+        def fetch(host: Any, data: int, count: int) -> None:
+            self._check(
+                self._lib.kdtr_decoder_fetch(
+                    self._handle,
+                    ctypes.c_void_p(host),
+                    ctypes.c_void_p(data),
+                    ctypes.c_uint64(count),
+                )
+            )
+
+        def called(_: Any, name: bytes, call: Any) -> None:
+            if self._raised is None:
+                try:
+                    see(_stage(name.decode(), call, fetch))
+                except BaseException as error:  # noqa: BLE001 (C cannot carry it: _check raises it)
+                    self._raised = error
+
+        tap = _TAP(called)
+        self._check(self._lib.kdtr_decoder_set_tap(self._handle, tap, None))
+        self._tap = tap  # keeps the callback alive
 
 
 # --- generation ----------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from kdtr import contract, decode, ops
+from kdtr import contract, convert, decode, dtypes, ops
+from kdtr import numerics as nx
+from kdtr.cases.moe_experts import words
 from kdtr.cli import cli
 from kdtr.errors import EngineError, KdtrError
 from kdtr.reference import decode as reference
@@ -259,6 +261,55 @@ def test_engine_reads_both_spellings(tmp_path: Path, file: str) -> None:
             decoder.tree(4)
 
 
+def quantised(folder: Path) -> dict[str, Any]:
+    """The checkpoint with int4 routed experts, written to `folder`; the weights they stand for."""
+    weights = convert.read_safetensors(MODEL / "model.safetensors")
+    stored: dict[str, tuple[str, Any]] = {}
+    for name, w in weights.items():
+        if ".mlp.experts." not in name:
+            stored[name] = ("BF16" if "bias" not in name else "F32", w)
+            continue
+        groups = w.reshape(w.shape[0], -1, 32)
+        scale = nx.round_bf16(np.abs(groups).max(axis=-1) / 7.0)
+        codes = np.clip(np.rint(groups / scale[..., None]), -8, 7) + 8
+        weights[name] = ((codes - 8) * scale[..., None]).reshape(w.shape)
+        stored[f"{name}_packed"] = ("I32", words(codes.reshape(w.shape).astype(np.int64)))
+        stored[f"{name}_scale"] = ("BF16", scale)
+    header, parts, at = {}, [], 0
+    for name, (dtype, w) in stored.items():
+        ours = {"BF16": "bf16", "F32": "f32", "I32": "i32"}[dtype]
+        data = dtypes.encode(w, ours).tobytes()
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(w.shape),
+            "data_offsets": [at, at + len(data)],
+        }
+        at += len(data)
+        parts.append(data)
+    text = json.dumps(header).encode()
+    whole = len(text).to_bytes(8, "little") + text + b"".join(parts)
+    (folder / "model.safetensors").write_bytes(whole)
+    shutil.copy(MODEL / "config.json", folder)
+    return weights
+
+
+@pytest.mark.engine
+def test_int4_experts_are_the_model_of_their_dequantised_weights(
+    tmp_path: Path, model: reference.Model
+) -> None:
+    weights = quantised(tmp_path)
+    prompt = PROMPTS[0]["prompt_ids"]
+    rows: list[decode.Stage] = []
+    with decode.Decoder(tmp_path, max_context=64) as decoder:
+        decoder.tap(rows.append)
+        decoder.prefill(prompt)
+    got = next(s for s in rows if s.name == "final_norm").tensors["out"]
+    assert next(s for s in rows if s.name == "l1.moe_experts").attrs["format"] == "w4_exact"
+    want, _ = reference.prefill(reference.Model(model.config, weights), prompt)
+    unquantised, _ = reference.prefill(model, prompt)
+    assert np.max(np.abs(got - unquantised)) > 1000 * np.max(np.abs(got - want))
+
+
 # --- finding the stage ---------------------------------------------------------------------------
 
 
@@ -307,6 +358,19 @@ def test_a_mutated_kernel_names_its_stage(
     verdict = decode.judge(dataclasses.replace(stage, tensors={**inputs, **outputs}))
     assert verdict.stage == name
     assert verdict.worst > 1
+
+
+@pytest.mark.engine
+def test_what_a_tap_raises_is_raised_by_the_call() -> None:
+    def see(stage: decode.Stage) -> None:
+        raise RuntimeError(stage.name)
+
+    with decode.Decoder(MODEL, max_context=64) as decoder:
+        decoder.tap(see)
+        with pytest.raises(RuntimeError, match=r"^embed$"):
+            decoder.prefill([5, 6])
+        decoder.tap(None)
+        assert decoder.prefill(PROMPTS[0]["prompt_ids"]) == greedy_tokens(0)[0]
 
 
 @pytest.mark.engine

@@ -88,6 +88,10 @@ int kdtr_decoder_read(kdtr_decoder* decoder, const char* name, void* out, uint64
   return guarded(decoder, [&] { *bytes = decoder->decoder->read(name, out, *bytes); });
 }
 
+int kdtr_decoder_fetch(kdtr_decoder* decoder, void* host, const void* data, uint64_t bytes) {
+  return guarded(decoder, [&] { kdtr::model::backend_memory().read(host, data, bytes); });
+}
+
 int kdtr_decoder_set_tap(kdtr_decoder* decoder, kdtr_decoder_tap tap, void* user) {
   return guarded(decoder, [&] {
     if (tap == nullptr) return decoder->decoder->set_tap({});

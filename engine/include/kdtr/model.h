@@ -52,6 +52,9 @@ KDTR_EXPORT int kdtr_decoder_read(kdtr_decoder* decoder, const char* name, void*
 /* Called after each kernel with the stage ("l2.moe_route") and the call; NULL = no more. On a
  * device, the work is still queued. */
 typedef void (*kdtr_decoder_tap)(void* user, const char* stage, const kdtr_call* call);
+/* Copies from the decoder's memory to the host, after the work queued so far: for use in a tap. */
+KDTR_EXPORT int kdtr_decoder_fetch(kdtr_decoder* decoder, void* host, const void* data,
+                                   uint64_t bytes);
 KDTR_EXPORT int kdtr_decoder_set_tap(kdtr_decoder* decoder, kdtr_decoder_tap tap, void* user);
 
 #ifdef __cplusplus
