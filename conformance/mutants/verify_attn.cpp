@@ -425,6 +425,7 @@ struct Op {
     const int64_t node = is(kQueryRowsPacked) ? packed(r) + i : request * N + i;
     const int64_t query = (node * H + head) * D;
     std::vector<double> s;
+    s.reserve(found.seen.size());
     for (const int64_t key : found.seen) s.push_back(score(query, key));
     if (is(kMaskedScoreIsSmall))
       for (const int64_t key : found.masked) {
@@ -468,9 +469,7 @@ struct Op {
     pad.o.assign(static_cast<std::size_t>(Dv), 0.0);
     for (int64_t i = 0; i < N; ++i)
       for (int64_t h = 0; h < H; ++h) {
-        if (i < n) {
-          write(r, i, h, attend(r, i, h));
-        } else if (n > 0 && is(kPadRowsComputed)) {
+        if (i < n || (n > 0 && is(kPadRowsComputed))) {
           write(r, i, h, attend(r, i, h));
         } else if (bad || !is(kPadRowsNotWritten)) {
           write(r, i, h, pad);
@@ -508,8 +507,8 @@ void run(Call& c, int fault) {
   }
   const auto status = c.out<std::int32_t>("status", "R");
 
-  std::vector<bool> bad;
-  for (int64_t r = 0; r < op.R; ++r) bad.push_back(op.refused(r));
+  std::vector<bool> bad(static_cast<std::size_t>(op.R));
+  for (int64_t r = 0; r < op.R; ++r) bad[static_cast<std::size_t>(r)] = op.refused(r);
   if (fault == kBadRequestFailsBatch && std::find(bad.begin(), bad.end(), true) != bad.end())
     bad.assign(bad.size(), true);
   for (int64_t r = 0; r < op.R; ++r) {

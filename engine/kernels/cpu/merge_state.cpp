@@ -8,7 +8,6 @@
 
 namespace {
 
-using kdtr::Array;
 using kdtr::Call;
 
 constexpr float kEmpty = -kdtr::kInfF;

@@ -20,7 +20,6 @@
 
 namespace {
 
-using kdtr::Array;
 using kdtr::Call;
 
 constexpr std::int64_t kRows = 64;   // query rows of one work item
@@ -237,8 +236,10 @@ void verify(Call& c, const Shape& x, const Index& index, float scale) {
     for (std::int64_t first = 0; first < active; first += kRows)
       items.push_back({r, first, std::min(kRows, active - first)});
     work += active * static_cast<std::int64_t>(request.slots.size()) * (x.D + x.Dv);
-    std::fill(out.data + (r * rows + active) * x.Dv, out.data + (r + 1) * rows * x.Dv, Out(0.0f));
-    std::fill(lse.data + r * rows + active, lse.data + (r + 1) * rows, kNothing);
+    for (std::int64_t i = r * rows + active; i < (r + 1) * rows; ++i) {
+      lse[i] = kNothing;
+      for (std::int64_t k = i * x.Dv; k < (i + 1) * x.Dv; ++k) out[k] = Out(0.0f);
+    }
   }
 
   std::atomic<std::size_t> next{0};
