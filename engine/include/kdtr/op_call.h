@@ -87,8 +87,7 @@ class Call {
     using Value = std::remove_const_t<T>;
     KDTR_CHECK(is<Value>(tensor.dtype), where(name), "dtype", dtype_name(dtype_of<Value>),
                dtype_name(tensor.dtype));
-    auto* data = static_cast<std::byte*>(tensor.data);
-    if (data != nullptr) data += tensor.byte_offset;
+    auto* data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;  // null with offset 0
     return {reinterpret_cast<T*>(data), tensor.ndim, tensor.shape};
   }
 
