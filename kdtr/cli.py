@@ -98,12 +98,20 @@ def _recorded(_: click.Context, __: click.Parameter, value: str | None) -> None:
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write both tiers here, whatever LOCK says, and touch nothing else.",
+    metavar="FOLDER|URL",
+    help="Write both tiers here, whatever LOCK says, and touch nothing else. A URL is any that "
+    "fsspec takes; what is there with LOCK's root is kept.",
 )
+@click.option("--scheduler", default="", metavar="ADDRESS", help="Make them on a Dask cluster.")
 @click.option("--amend", is_flag=True, help="Accept a changed contract that no release holds yet.")
 def generate(
-    ops: tuple[str, ...], check: bool, tier: str, jobs: int, out: Path | None, amend: bool
+    ops: tuple[str, ...],
+    check: bool,
+    tier: str,
+    jobs: int,
+    out: str | None,
+    scheduler: str,
+    amend: bool,
 ) -> None:
     """Make the golden fixtures of OPS (all by default), or check that they are reproduced.
 
@@ -113,6 +121,14 @@ def generate(
 
     if check and (out or amend):
         raise click.UsageError("--check makes nothing: leave out --out and --amend")
+    if out and "://" in out:
+        from kdtr import publish
+
+        with _progress("generating") as progress:
+            done = publish.publish(out, ops, _as_tier(tier), scheduler=scheduler, progress=progress)
+        made = len(done.cases) - len(done.kept)
+        click.echo(f"{made} fixtures made in {out}, {len(done.kept)} were there")
+        return
     with _progress("checking" if check else "generating") as progress:
         summary = goldens.generate(
             ops,
@@ -120,7 +136,8 @@ def generate(
             check=check,
             amend=amend,
             jobs=jobs,
-            out=out,
+            out=Path(out) if out else None,
+            scheduler=scheduler,
             progress=progress,
         )
     for name in summary.changed:

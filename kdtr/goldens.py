@@ -16,6 +16,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdtr import case as case_module
-from kdtr import container, contract
+from kdtr import cluster, container, contract
 from kdtr.case import Case
 from kdtr.contract import Contract
 from kdtr.errors import ContractError, FormatError, LockError
@@ -32,6 +33,8 @@ from kdtr.fixture import Tier, build
 Array = NDArray[Any]
 Progress = Callable[[int, int, str], None]
 
+RECORDED = "KDTR_RECORDED"
+"""Variable that names the folder of inputs recorded from real models."""
 SMALL_LIMIT = 256 << 10
 """Bytes that a committed fixture may have."""
 
@@ -146,6 +149,7 @@ def generate(
     amend: bool = False,
     jobs: int = 1,
     out: Path | None = None,
+    scheduler: str = "",
     progress: Progress | None = None,
 ) -> Summary:
     """Make the fixtures of some ops (all by default).
@@ -160,6 +164,7 @@ def generate(
         amend: accept a changed contract under an id that no release holds yet.
         jobs: processes.
         out: write both tiers here, whatever LOCK says, and touch nothing else.
+        scheduler: address of a Dask scheduler, whose workers make the fixtures; "" for none.
         progress: called with (done, total, name of the last one).
 
     Raises:
@@ -173,11 +178,12 @@ def generate(
     if not amend:
         check_contracts(lock, rules.values())
     if check:
-        return _check(todo, rules, lock, jobs, progress)
+        return _check(todo, rules, lock, jobs, scheduler, progress)
     if out is not None:
-        return Summary(_make(todo, rules, {"small": out, "full": out}, jobs, progress), [], [])
+        both: dict[Tier, Path] = {"small": out, "full": out}
+        return Summary(_make(todo, rules, both, jobs, scheduler, progress), [], [])
 
-    made = _make(todo, rules, {"small": HOME, "full": FULL}, jobs, progress)
+    made = _make(todo, rules, {"small": HOME, "full": FULL}, jobs, scheduler, progress)
     changed = [n for n, root in made.items() if lock.cases.get(n, ("", ""))[1] != root]
     tiers = {f"{rules[name].id}/{one.name}": one.tier for name, one in todo}
     exists = {f"{r.id}/{c.name}": c.tier for n, r in rules.items() for c in case_module.cases(n)}
@@ -221,7 +227,7 @@ def ensure(
             missing.append((name, one))
             if _IN_TREE and one.tier == "small":
                 raise LockError(str(path), "differs from LOCK", remedy="run kdtr generate --check")
-    made = _make(missing, rules, homes, jobs, progress)
+    made = _make(missing, rules, homes, jobs, "", progress)
     _compare(made, lock, homes)
     return paths
 
@@ -249,9 +255,10 @@ def _check(
     rules: Mapping[str, Contract],
     lock: Lock,
     jobs: int,
+    scheduler: str,
     progress: Progress | None,
 ) -> Summary:
-    made = _make(todo, rules, None, jobs, progress)
+    made = _make(todo, rules, None, jobs, scheduler, progress)
     _compare(made, lock, {"small": HOME, "full": FULL})
     exists = {f"{r.id}/{c.name}" for n, r in rules.items() for c in case_module.cases(n)}
     ids = tuple(f"{r.id}/" for r in rules.values())
@@ -333,6 +340,7 @@ def _make(
     rules: Mapping[str, Contract],
     homes: Mapping[Tier, Path] | None,
     jobs: int,
+    scheduler: str,
     progress: Progress | None,
 ) -> dict[str, str]:
     """Make fixtures and, unless `homes` is None, move them all to their places at the end."""
@@ -343,7 +351,7 @@ def _make(
             stage = home / f".new-{os.getpid()}"
             stages[tier] = stage
         work = [(name, one.name, stages.get(one.tier)) for name, one in todo]
-        for done, (name, root) in enumerate(_run(work, jobs), 1):
+        for done, (name, root) in enumerate(_run(work, jobs, scheduler), 1):
             made[name] = root
             if progress is not None:
                 progress(done, len(work), name)
@@ -362,7 +370,14 @@ def _make(
 _Work = tuple[str, str, "Path | None"]
 
 
-def _run(work: Sequence[_Work], jobs: int) -> Iterator[tuple[str, str]]:
+def _run(work: Sequence[_Work], jobs: int, scheduler: str) -> Iterator[tuple[str, str]]:
+    if scheduler:
+        task = partial(make_on_worker, os.environ.get(RECORDED, ""))
+        cases = [(op, name) for op, name, _ in work]
+        for at, (name, data) in cluster.run(scheduler, task, cases):
+            _store(work[at][2], name, data)
+            yield name, data[16:48].hex()
+        return
     if jobs <= 1 or len(work) <= 1:
         yield from map(_make_one, work)
         return
@@ -380,9 +395,11 @@ def _run(work: Sequence[_Work], jobs: int) -> Iterator[tuple[str, str]]:
         pool.shutdown(cancel_futures=True)
 
 
-def _make_one(work: _Work) -> tuple[str, str]:
-    """Make one fixture, and store it in a stage folder if one is given. Returns (name, root)."""
-    op, case_name, stage = work
+def make_one(op: str, case_name: str) -> tuple[str, bytes]:
+    """Make one fixture: its name `<id>/<case>` and the bytes of its file.
+
+    Raises ContractError when it does not fit its contract or its tier.
+    """
     one = next(c for c in case_module.cases(op) if c.name == case_name)
     fixture = build(op, one)
     data = fixture.dumps()
@@ -390,8 +407,26 @@ def _make_one(work: _Work) -> tuple[str, str]:
         raise ContractError(
             fixture.name, "a small-tier file is too large", f"{SMALL_LIMIT} bytes", len(data)
         )
+    return fixture.name, data
+
+
+def make_on_worker(recorded: str, case: tuple[str, str]) -> tuple[str, bytes]:
+    """`make_one` of (op, case name), where `recorded` is the folder of recorded inputs or ""."""
+    if recorded:
+        os.environ[RECORDED] = recorded
+    return make_one(*case)
+
+
+def _make_one(work: _Work) -> tuple[str, str]:
+    """Make one fixture, and store it in a stage folder if one is given. Returns (name, root)."""
+    op, case_name, stage = work
+    name, data = make_one(op, case_name)
+    _store(stage, name, data)
+    return name, data[16:48].hex()
+
+
+def _store(stage: Path | None, name: str, data: bytes) -> None:
     if stage is not None:
-        path = stage / f"{fixture.name}.kdtr"
+        path = stage / f"{name}.kdtr"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    return fixture.name, data[16:48].hex()
