@@ -50,8 +50,8 @@ def rotate(
         return np.stack([a, b], axis=-1).reshape(*a.shape[:-1], 2 * f)
 
     u = nx.UNIT_F32
-    hard = join(*spread(x.hard)) + 7 * u * join(*spread(x.value))
-    own = 5 * u * join(*quadrature(x.value))
+    own = 7 * u * join(*spread(x.value))
+    hard = join(*spread(x.hard)) + own
     gate = np.sqrt(join(*quadrature(x.gate)) ** 2 + own**2)
     return nx.Rounded(join(*turn(x.value)), hard, gate, x.common)
 
