@@ -6,11 +6,11 @@ JOBS ?= $(shell nproc)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 CMAKE = cmake $(if $(shell command -v ninja),-G Ninja) -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
 FORMATTED = git ls-files '*.cpp' '*.h' '*.cu' '*.cuh'
-.PHONY: certify test venv build generate check unit pytest slow lint format asan tidy scripts docs ci clean
+.PHONY: certify test venv build generate check unit pytest slow score lint format asan tidy scripts docs ci clean
 
 certify: build check ; python -m kdtr certify --tier full --jobs $(JOBS) --out build/certificate
 test: lint build check unit pytest
-ci: test asan tidy scripts slow
+ci: test score asan tidy scripts slow
 venv: .venv/ready
 .venv/ready: pyproject.toml ; $(PYTHON) -m venv .venv && pip install -q -U 'pip>=25.1' && pip install -q --group dev 'numpy>=2' 'click>=8.1' && touch $@
 build: venv ; $(CMAKE) --preset $(PRESET) -DKDTR_PYTHON=ON && cmake --build --preset $(PRESET) -j $(JOBS)
@@ -24,5 +24,6 @@ format: venv ; ruff check --fix ; ruff format && $(FORMATTED) | xargs clang-form
 asan: venv ; $(CMAKE) --preset asan && cmake --build --preset asan -j $(JOBS) && ctest --preset asan -j $(JOBS) -L unit
 tidy: venv ; $(CMAKE) --preset dev && run-clang-tidy.py -quiet -p build/dev -j $(JOBS) '^(?!.*/headers/)'
 scripts: venv ; NVCC= scripts/build.sh build/scripts && build/scripts/kdtr-conform run --quiet --engine cpu goldens
-docs: venv ; NO_MKDOCS_2_WARNING=1 mkdocs build -q
+score: build ; python -m kdtr score --jobs $(JOBS) --md build/separation_matrix.md --json build/separation_matrix.json
+docs: score ; NO_MKDOCS_2_WARNING=1 mkdocs build -q
 clean: ; rm -rf build .venv

@@ -1,6 +1,7 @@
 #include "compare.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -72,6 +73,7 @@ Comparison compare(const std::string& output, const Want& want, std::span<const 
   Comparison c;
   c.output = output;
   c.judged = want.judged;
+  c.shape = want.shape;
   c.elements = 1;
   for (const std::int64_t n : want.shape) c.elements *= n;
   double greatest = 0, warned = 0;
@@ -94,6 +96,13 @@ Comparison compare(const std::string& output, const Want& want, std::span<const 
       }
       c.worst_gate = std::max(c.worst_gate, over_gate);
       c.worst_hard = std::max(c.worst_hard, over_hard);
+      if (std::isfinite(gold) && std::isfinite(value)) {
+        const std::uint64_t apart =
+            ulps(want.actual, bits_at(want.actual, got.data(), i), round_to(want.actual, gold));
+        const auto bin = static_cast<std::size_t>(apart == 0 ? 0 : std::bit_width(apart - 1) + 1);
+        if (c.steps.size() <= bin) c.steps.resize(bin + 1);
+        ++c.steps[bin];
+      }
       if (verdict == Verdict::kFail) {
         note(c, i, over_hard, greatest, worst);
       } else if (verdict == Verdict::kWarn) {
@@ -151,6 +160,21 @@ Comparison compare(const std::string& output, const Want& want, std::span<const 
     c.worst = describe(want, got, worst_warning);
   }
   return c;
+}
+
+std::vector<std::vector<std::int64_t>> heat(const Comparison& c, std::int64_t rows,
+                                            std::int64_t columns) {
+  if (c.where.empty()) return {};
+  const std::int64_t width = c.shape.empty() ? 1 : c.shape.back(), height = c.elements / width;
+  rows = std::min(rows, height);
+  columns = std::min(columns, width);
+  std::vector<std::vector<std::int64_t>> counts(
+      static_cast<std::size_t>(rows), std::vector<std::int64_t>(static_cast<std::size_t>(columns)));
+  for (const std::int64_t at : c.where) {
+    const std::int64_t row = at / width * rows / height, column = at % width * columns / width;
+    ++counts[static_cast<std::size_t>(row)][static_cast<std::size_t>(column)];
+  }
+  return counts;
 }
 
 std::vector<std::string> concentration(const Comparison& c, std::span<const std::int64_t> shape,

@@ -37,6 +37,10 @@ struct Comparison {
   double worst_gate = 0, worst_hard = 0;
   std::optional<Mismatch> first, worst;  // failures, else warnings
   std::vector<std::int64_t> where;       // flat indices of the failures, ascending
+  std::vector<std::int64_t> shape;
+  // Class B, finite elements by their distance from the rounded gold on the output's grid: how
+  // many at 0, 1, 2, 3 to 4, 5 to 8, ... steps.
+  std::vector<std::int64_t> steps;
 
   Verdict verdict() const {
     if (mismatches != 0) return Verdict::kFail;
@@ -63,6 +67,11 @@ Comparison compare(const std::string& output, const Want& want, std::span<const 
 std::vector<std::string> concentration(const Comparison& comparison,
                                        std::span<const std::int64_t> shape,
                                        std::span<const std::string> axes);
+
+// Failures over rows (all axes but the last, flattened) and the last axis, in at most `rows` by
+// `columns` equal blocks; counts by block. Empty without a failure.
+std::vector<std::vector<std::int64_t>> heat(const Comparison& comparison, std::int64_t rows = 32,
+                                            std::int64_t columns = 64);
 
 std::vector<std::int64_t> unflatten(std::int64_t at, std::span<const std::int64_t> shape);
 

@@ -36,6 +36,7 @@ struct Options {
   bool alone = false;         // run requests of a batch alone too: they must pass ...
   bool invariant = false;     // ... and with the same bits
   bool keep_outputs = false;  // `actual` after a pass too
+  bool support = false;       // only ask whether the engine runs it; PASS means that it does
   bool wide = false;          // class B outputs as f64, judged at 2^-40: the second reference
 };
 

@@ -29,6 +29,8 @@ constexpr const char* kUsage = R"(usage:
       Judge an engine. E is cpu, cuda, or PATH[:configuration] of a plug-in.
   kdtr-conform certify --engine E [--out DIR] [--lock FILE] [options] FILE|DIR...
       As run, then a table of ops and a certificate (DIR/certificate.json, DIR/results.jsonl).
+  kdtr-conform support --engine E [options] FILE|DIR...
+      How many cases of each op the engine runs, and why not the others. Runs no kernel.
   kdtr-conform score [--mutants LIB] [--op OP] [--json FILE] [--md FILE] [--jobs N] DIR...
       Run every kernel with a planted fault; each must be rejected, the control must pass.
   kdtr-conform vectors FILE
@@ -59,7 +61,8 @@ struct Arguments {
   std::vector<std::string> ops, paths;
   int repeat = 0, skip_code = 2, fd = -1, jobs = 2;
   double timeout = 0;  // 0 = the command's own
-  bool isolate = true, quiet = false, graph = false, alone = false, invariant = false;
+  bool isolate = true, quiet = false, support = false, graph = false, alone = false,
+       invariant = false;
 };
 
 double to_number(const std::string& flag, const std::string& text) {
@@ -139,6 +142,8 @@ Arguments parse(int argc, char** argv) {
       a.timeout = to_number(flag, value());
     } else if (flag == "--no-isolate") {
       a.isolate = false;
+    } else if (flag == "--support") {  // of the worker
+      a.support = true;
     } else if (flag == "--alone") {
       a.alone = true;
     } else if (flag == "--invariant") {
@@ -216,7 +221,10 @@ std::map<std::string, std::string> read_lock(const std::string& path) {
   return roots;
 }
 
-int run(const Arguments& a, bool certify) {
+enum class Mode { kRun, kCertify, kSupport };
+
+int run(const Arguments& a, Mode mode) {
+  const bool certify = mode == Mode::kCertify;
   if (a.engine.empty()) fail("--engine", "value", "cpu, cuda or PATH[:configuration]", "none");
   if (a.paths.empty()) fail("kdtr-conform", "fixtures", "files or folders", "none");
   const std::vector<std::string> found = find_fixtures(a.paths);
@@ -237,6 +245,7 @@ int run(const Arguments& a, bool certify) {
   options.options.graph = a.graph;
   options.options.alone = a.alone;
   options.options.invariant = a.invariant;
+  options.options.support = mode == Mode::kSupport;
   options.save = a.save;
   options.python = a.python;
   if (!a.python.empty() && !a.isolate)
@@ -268,10 +277,22 @@ int run(const Arguments& a, bool certify) {
     }
     apply(expectations, a.engine, today(), record);
     const bool loud = is_failure(record.status) || record.status == Status::kQualityWarning;
+    if (mode == Mode::kSupport) {
+      lines += record.json.dump() + "\n";
+      records.push_back(std::move(record));
+      continue;
+    }
     if (!a.quiet || loud) std::fputs(record.text.c_str(), stdout);
     std::fflush(stdout);
     lines += record.json.dump() + "\n";
     records.push_back(std::move(record));
+  }
+  if (mode == Mode::kSupport) {
+    std::fputs(support(records).c_str(), stdout);
+    if (!a.json.empty()) write_file(a.json, lines);
+    const int code = exit_code(records, 2);
+    if (code == 2) std::fprintf(stderr, "kdtr-conform: the engine runs none of them\n");
+    return code;
   }
   if (certify) std::printf("\n%s\n", table(records).c_str());
   const std::string last = summary(records, found.size());
@@ -339,8 +360,9 @@ int main(int argc, char** argv) {
   try {
     const Arguments a = parse(argc, argv);
     if (a.command == "list") return list(a);
-    if (a.command == "run") return run(a, false);
-    if (a.command == "certify") return run(a, true);
+    if (a.command == "run") return run(a, Mode::kRun);
+    if (a.command == "certify") return run(a, Mode::kCertify);
+    if (a.command == "support") return run(a, Mode::kSupport);
     if (a.command == "score") return score(a);
     if (a.command == "vectors") return judge_vectors(a.paths.empty() ? "" : a.paths[0]);
     if (a.command == "worker") {
@@ -350,6 +372,7 @@ int main(int argc, char** argv) {
       options.options.graph = a.graph;
       options.options.alone = a.alone;
       options.options.invariant = a.invariant;
+      options.options.support = a.support;
       options.save = a.save;
       return serve(options, a.fd);
     }

@@ -54,10 +54,14 @@ Json strings(const std::vector<std::string>& list) {
   return items;
 }
 
+Json integers(const std::vector<std::int64_t>& list) {
+  Json::Array items;
+  for (const std::int64_t i : list) items.emplace_back(static_cast<double>(i));
+  return items;
+}
+
 Json mismatch_json(const Mismatch& m) {
-  Json::Array index;
-  for (const std::int64_t i : m.index) index.emplace_back(static_cast<double>(i));
-  Json::Object o{{"index", index},
+  Json::Object o{{"index", integers(m.index)},
                  {"got", m.got},
                  {"want", m.want},
                  {"got_bits", m.got_bits},
@@ -181,6 +185,11 @@ Record make_record(const Result& result, const std::string& root, const std::str
                    {"warnings", static_cast<double>(c.warnings)},
                    {"worst_gate", c.worst_gate},
                    {"worst_hard", c.worst_hard}};
+    o["shape"] = integers(c.shape);
+    if (!c.steps.empty()) o["steps"] = integers(c.steps);
+    Json::Array heat_rows;
+    for (const auto& row : heat(c)) heat_rows.push_back(integers(row));
+    if (!heat_rows.empty()) o["heat"] = heat_rows;
     if (c.first) o["first"] = mismatch_json(*c.first);
     if (c.worst) o["worst"] = mismatch_json(*c.worst);
     outputs.emplace_back(std::move(o));
@@ -369,6 +378,32 @@ std::string junit(const std::vector<Record>& records, const std::string& engine)
          "\" tests=\"" + std::to_string(records.size()) + "\" failures=\"" +
          std::to_string(failures) + "\" skipped=\"" + std::to_string(skipped) + "\" time=\"" +
          std::to_string(seconds) + "\">\n" + cases + "</testsuite>\n";
+}
+
+std::string support(const std::vector<Record>& records) {
+  std::map<std::string, std::vector<const Record*>> ops;
+  std::size_t width = 0;
+  for (const Record& r : records) {
+    ops[r.op()].push_back(&r);
+    width = std::max(width, r.op().size());
+  }
+  std::string out;
+  for (const auto& [op, list] : ops) {
+    std::size_t runs = 0;
+    std::map<std::string, std::size_t> reasons;
+    for (const Record* r : list) {
+      if (r->status == Status::kPass) {
+        ++runs;
+      } else {
+        ++reasons[std::string(status_name(r->status)) + ": " + r->why];
+      }
+    }
+    out += op + std::string(width - op.size() + 2, ' ') + std::to_string(runs) + " of " +
+           std::to_string(list.size()) + " cases\n";
+    for (const auto& [why, count] : reasons)
+      out += "      " + std::to_string(count) + " " + why + "\n";
+  }
+  return out;
 }
 
 std::string table(const std::vector<Record>& records) {

@@ -50,6 +50,8 @@ std::string summary(const std::vector<Record>& records, std::size_t found);
 int exit_code(const std::vector<Record>& records, int skip_code);
 
 std::string junit(const std::vector<Record>& records, const std::string& engine);
+// How many cases of each op an engine runs, and why not the others. PASS stands for "it does".
+std::string support(const std::vector<Record>& records);
 // Ops x statuses, for a terminal.
 std::string table(const std::vector<Record>& records);
 

@@ -47,6 +47,7 @@ std::vector<std::string> WorkerOptions::arguments() const {
   if (options.alone) all.emplace_back("--alone");
   if (options.invariant) all.emplace_back("--invariant");
   if (options.graph) all.emplace_back("--graph");
+  if (options.support) all.emplace_back("--support");
   if (!save.empty()) all.insert(all.end(), {"--save", save});
   return all;
 }

@@ -138,14 +138,18 @@ class Call:
 
 
 class Adapter:
-    """What `kdtr._core` asks of a Python engine: description, support, run."""
+    """What `kdtr._core` asks of a Python engine: description, support, run.
 
-    def __init__(self, engine: Any, spec: str) -> None:
+    `source` is the file that a certificate is about: its SHA-256 is written there.
+    """
+
+    def __init__(self, engine: Any, spec: str, source: str = "") -> None:
         self.engine, self.spec = engine, spec
         kind, _, number = str(getattr(engine, "device", "cpu")).partition(":")
         if kind not in _DEVICES:
             raise EngineError(spec, "device", " or ".join(_DEVICES), kind)
         self.device = (_DEVICES[kind], int(number or 0))
+        self.source = source
 
     def describe(self) -> dict[str, Any]:
         """Name, version and device, for the report."""
@@ -219,10 +223,11 @@ def load(spec: str) -> Adapter:
         sys.path.insert(0, "")
     try:
         engine: Any = importlib.import_module(module)
+        source = getattr(engine, "__file__", None) or ""
     except ImportError as error:
         raise EngineError(spec, f"cannot import {module}", got=error) from error
     for part in filter(None, name.split(".")):
         if not hasattr(engine, part):
             raise EngineError(spec, f"{module} has no", part)
         engine = getattr(engine, part)
-    return Adapter(engine, spec)
+    return Adapter(engine, spec, source)

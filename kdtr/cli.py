@@ -457,6 +457,33 @@ def convert(
     click.echo(f"{formats.convert(sources[0], target, rename)}  {target}")
 
 
+_ops = click.option("--ops", multiple=True, metavar="OP", help="Only this op; may be repeated.")
+_pattern = click.option(
+    "--case", "pattern", default="*", help="Only cases that match this pattern."
+)
+
+
+def _fixtures(command: str, ops: tuple[str, ...], tier: str, pattern: str, jobs: int) -> list[Path]:
+    """Paths of the goldens that a command asks for; what is missing of them is generated."""
+    from kdtr import engine, goldens
+
+    if why := engine.missing():
+        raise KdtrError(command, why)
+    with _progress("generating") as progress:
+        paths = goldens.ensure(ops, _as_tier(tier), pattern=pattern, jobs=jobs, progress=progress)
+    if not paths:
+        raise KdtrError(command, "no case matches", got=pattern)
+    return paths
+
+
+def _own(path: str | None, engine: str, alone: bool) -> list[str]:
+    """A file that several engines write is written once for each, with the engine's name."""
+    if path is None:
+        return []
+    file = Path(path)
+    return [str(file if alone else file.with_suffix(f".{Path(engine).stem}{file.suffix}"))]
+
+
 @cli.command()
 @click.option(
     "--engine",
@@ -465,11 +492,19 @@ def convert(
     help="cpu, cuda, ./PLUGIN.so[:CONFIG], MODULE[:OBJECT] or cmd:PROGRAM; may be repeated. "
     "All of the project's own that can run, by default.",
 )
-@click.option("--ops", multiple=True, metavar="OP", help="Only this op; may be repeated.")
-@click.option("--case", "pattern", default="*", help="Only cases that match this pattern.")
+@_ops
+@_pattern
 @_tier
 @_jobs
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Certificates.")
+@click.option("--json", "as_json", metavar="FILE", help="Results as JSON lines.")
+@click.option("--junit", metavar="FILE", help="Results as JUnit XML.")
+@click.option("--save", metavar="DIR", help="Keep what a failing engine gave, as KDTR files.")
+@click.option(
+    "--repeat", type=click.IntRange(0), default=0, help="Run again; bits must not change."
+)
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds a case [60].")
+@click.option("--no-isolate", is_flag=True, help="In the judge's own process, for a debugger.")
 def certify(
     engines: tuple[str, ...],
     ops: tuple[str, ...],
@@ -477,6 +512,12 @@ def certify(
     tier: str,
     jobs: int,
     out: Path | None,
+    as_json: str | None,
+    junit: str | None,
+    save: str | None,
+    repeat: int,
+    timeout: float | None,
+    no_isolate: bool,
 ) -> None:
     """Judge engines on the goldens; what is missing of them is generated first.
 
@@ -484,12 +525,7 @@ def certify(
     """
     from kdtr import engine, goldens
 
-    if why := engine.missing():
-        raise KdtrError("certify", why)
-    with _progress("generating") as progress:
-        paths = goldens.ensure(ops, _as_tier(tier), pattern=pattern, jobs=jobs, progress=progress)
-    if not paths:
-        raise KdtrError("certify", "no case matches", got=pattern)
+    paths = _fixtures("certify", ops, tier, pattern, jobs)
     absent = ""
     if not engines:
         found, absent = engine.usable()
@@ -503,10 +539,102 @@ def certify(
             folder = out / Path(one).stem
             folder.mkdir(parents=True, exist_ok=True)
             arguments += ["--out", folder]
+        for flag, value in (("--json", as_json), ("--junit", junit), ("--save", save)):
+            for own in _own(value, one, len(engines) == 1):
+                arguments += [flag, own]
+        if repeat:
+            arguments += ["--repeat", str(repeat)]
+        if timeout is not None:
+            arguments += ["--timeout", str(timeout)]
+        if no_isolate:
+            arguments.append("--no-isolate")
         codes.append(engine.conform([*arguments, *paths]))
     if absent:
         click.echo(f"cuda: not certified, {absent}")
     raise SystemExit(max(codes))
+
+
+@cli.command()
+@click.option("--engine", required=True, help="As for certify.")
+@_ops
+@_pattern
+@_tier
+@_jobs
+@click.option("--json", "as_json", metavar="FILE", help="Every case, as JSON lines.")
+def support(
+    engine: str, ops: tuple[str, ...], pattern: str, tier: str, jobs: int, as_json: str | None
+) -> None:
+    """Say how many cases of each op an engine runs, and why not the others. Runs no kernel.
+
+    Exit code 2 when it runs none.
+    """
+    from kdtr import engine as compiled
+
+    paths = _fixtures("support", ops, tier, pattern, jobs)
+    arguments: list[str | Path] = ["support", "--engine", engine]
+    if compiled.in_python(engine):
+        arguments += ["--python", sys.executable]
+    if as_json:
+        arguments += ["--json", as_json]
+    raise SystemExit(compiled.conform([*arguments, *paths]))
+
+
+@cli.command()
+@click.argument("ops", nargs=-1)
+@click.option("--mutants", metavar="LIB", help="Library of mutants; the project's by default.")
+@click.option("--json", "as_json", metavar="FILE", help="The separation matrix as JSON.")
+@click.option("--md", metavar="FILE", help="The separation matrix as Markdown.")
+@_jobs
+def score(
+    ops: tuple[str, ...], mutants: str | None, as_json: str | None, md: str | None, jobs: int
+) -> None:
+    """Run every kernel with a planted fault: each must be rejected by a case of its op.
+
+    The unmutated control must pass everything and agree with the gold to 2^-40. Ends with the
+    number killed and survived. Exit code 1 when one survives, or a case misses one that it names.
+    """
+    from kdtr import engine
+
+    arguments: list[str | Path] = ["score", "--jobs", str(jobs)]
+    for flag, value in (("--mutants", mutants), ("--json", as_json), ("--md", md)):
+        if value:
+            arguments += [flag, value]
+    raise SystemExit(engine.conform([*arguments, *_fixtures("score", ops, "small", "*", jobs)]))
+
+
+@cli.command()
+@click.argument("certificate", type=click.Path(path_type=Path))
+@click.option("--library", type=click.Path(path_type=Path), help="The engine's file, to hash.")
+@click.option("--lock", type=click.Path(path_type=Path), help="LOCK; this kdtr's by default.")
+def verify(certificate: Path, library: Path | None, lock: Path | None) -> None:
+    """Check a CERTIFICATE: its result, the goldens, the contracts, the judge and the library.
+
+    Exit codes: 0 all that was checked holds, 1 something does not, 2 it is no certificate.
+    """
+    from kdtr import certificate as paper
+
+    good = True
+    for check in paper.verify(certificate, library, lock):
+        mark, colour = {True: ("ok", "green"), False: ("no", "red"), None: ("--", None)}[check.ok]
+        click.echo(f"{click.style(mark, fg=colour)}  {check.name}: {check.text}")
+        good = good and check.ok is not False
+    raise SystemExit(0 if good else 1)
+
+
+@cli.command()
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--html", "target", required=True, type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--matrix", type=click.Path(path_type=Path), help="The JSON of kdtr score, to show too."
+)
+def report(results: tuple[Path, ...], target: Path, matrix: Path | None) -> None:
+    """Write one HTML page of RESULTS, the JSON lines of certify, one file for each engine."""
+    from kdtr import report as pages
+
+    shown = [pages.load(one) for one in results]
+    text = pages.page(shown, pages.load_matrix(matrix) if matrix else None)
+    target.write_text(text, encoding="utf-8")
+    click.echo(f"{sum(len(one.cases) for one in shown)} results  {target}")
 
 
 @cli.command(name="diff")

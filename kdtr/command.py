@@ -10,6 +10,7 @@ holds each output and state tensor under its own name.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -28,7 +29,7 @@ class Command(Adapter):
     """The engine `cmd:PROGRAM`. Raises EngineError when the program cannot be run."""
 
     def __init__(self, program: str, spec: str) -> None:
-        super().__init__({}, spec)
+        super().__init__({}, spec, shutil.which(program) or "")
         self.program = str(Path(program).resolve()) if "/" in program else program
         self.ops = frozenset(self._call("--ops").split())
 

@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--repeat", type=int, default=0)
     parser.add_argument("--save", default="")
+    parser.add_argument("--support", action="store_true")
     options = parser.parse_args()
     try:
         engine = open_engine(options.engine)
@@ -28,7 +29,9 @@ def main() -> int:
         line = json.dumps({"kind": "error", "why": str(error)}) + "\n"
         os.write(options.fd, line.encode())
         return error.exit_code
-    code: int = engine.serve(options.engine, options.repeat, options.save, options.fd)
+    code: int = engine.serve(
+        options.engine, options.repeat, options.save, options.fd, options.support
+    )
     return code
 
 

@@ -12,12 +12,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kdtr import cli_page, contract, op_page
 
+MATRIX = Path(__file__).resolve().parent.parent / "build" / "separation_matrix.md"
+"""Written by `kdtr score`, which runs every mutant anew: the page cannot be out of date."""
+
 
 def generated() -> dict[str, str]:
     """Page path, below `docs/`, to Markdown."""
     pages = {f"ops/{op}.md": op_page.page(op) for op in contract.ops()}
     pages["ops/index.md"] = op_page.index()
     pages["reference/cli.md"] = cli_page.page()
+    pages["separation_matrix.md"] = (
+        MATRIX.read_text(encoding="utf-8")
+        if MATRIX.exists()
+        else "# Separation matrix\n\nThis site was built without it: `make docs` runs "
+        "`kdtr score` first.\n"
+    )
     return pages
 
 

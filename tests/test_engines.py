@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +23,13 @@ pytestmark = pytest.mark.engine
 
 def certify(folder: Path, engine: str, *arguments: str) -> tuple[int, str]:
     """Exit code and output of `kdtr certify` as run in `folder`."""
+    return kdtr(folder, "certify", "--engine", engine, *arguments)
+
+
+def kdtr(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a command as run in `folder`."""
     done = subprocess.run(
-        [sys.executable, "-m", "kdtr", "certify", "--engine", engine, *arguments],
+        [sys.executable, "-m", "kdtr", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -219,3 +228,101 @@ def test_a_prepared_call_sees_new_contents_of_its_arrays() -> None:
     logits[0, 0, 2] = 9
     prepared.run()
     assert prepared.out["ids"].tolist() == [[2]]
+
+
+def test_both_front_doors_judge_the_vectors_alike() -> None:
+    """conformance/vectors/compare.tsv through Python; ctest has them through kdtr-conform."""
+    core = ops._extension()
+    vectors = (ROOT / "conformance/vectors/compare.tsv").read_text(encoding="utf-8")
+    judged = 0
+    for number, line in enumerate(vectors.splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        dtype, *values, verdict = line.split()[:6]
+        got, want, gate, hard = (_value(dtype, text) for text in values)
+        assert core.judge_element(got, want, gate, hard) == verdict, f"line {number}"
+        judged += 1
+    assert judged >= 50
+
+
+def _value(dtype: str, text: str) -> float:
+    """Decimal, C hexadecimal, inf, nan, or `#` and bits."""
+    if text.startswith("#"):
+        bits = int(text[1:], 16)
+        if dtype == "bf16":
+            return float(np.array([bits << 16], np.uint32).view(np.float32)[0])
+        kind = {"f16": np.float16, "f32": np.float32, "f64": np.float64}[dtype]
+        size = np.dtype(kind).itemsize
+        return float(np.frombuffer(bits.to_bytes(size, "little"), kind)[0])
+    return float.fromhex(text) if "0x" in text else float(text)
+
+
+def test_support_counts_and_gives_reasons(tmp_path: Path) -> None:
+    write_engine(tmp_path, "return")
+    body = (tmp_path / "engine_under_test.py").read_text()
+    refuse = "def unsupported(call):\n    return 'only one request' if call.inputs['logits']"
+    refuse += ".shape[0] != 1 else ''\n"
+    (tmp_path / "engine_under_test.py").write_text(f"{body}\n\n{refuse}")
+    code, text = kdtr(
+        tmp_path, "support", "--engine", "engine_under_test", "--ops", "argmax", "--ops", "rope"
+    )
+    assert code == 0, text
+    of = re.search(r"argmax@1 +(\d+) of 15 cases\n +(\d+) NOT_SUPPORTED: only one request", text)
+    assert of, text
+    assert int(of[1]) + int(of[2]) == 15
+    assert "NOT_SUPPORTED: engine_under_test has no function rope" in text
+    code, text = kdtr(tmp_path, "support", "--engine", "engine_under_test", "--ops", "rope")
+    assert code == 2, text
+
+
+def test_certify_passes_its_options_on(tmp_path: Path) -> None:
+    write_engine(
+        tmp_path,
+        """
+import itertools, time
+global count
+count = next(globals().setdefault("counter", itertools.count()))
+call.inputs["logits"]
+call.outputs["ids"].write(count // 2)
+call.outputs["status"].write(0)
+""",
+    )
+    files = ["--json", "r.jsonl", "--junit", "r.xml", "--save", "kept", "--out", "paper"]
+    only = ["--ops", "argmax", "--case", "ties"]
+    code, text = certify(tmp_path, "engine_under_test", *only, "--repeat", "3", *files)
+    assert code == 1
+    assert "bits differ from run to run" in text
+    records = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert [one["kind"] for one in records] == ["engine", "case", "summary"]
+    source = (tmp_path / "engine_under_test.py").read_bytes()
+    assert records[0]["sha256"] == hashlib.sha256(source).hexdigest()
+    assert 'failures="1"' in (tmp_path / "r.xml").read_text()
+    assert (tmp_path / "kept/argmax@1.ties.actual.kdtr").exists()
+    paper = tmp_path / "paper/engine_under_test/certificate.json"
+    assert json.loads(paper.read_text())["predicate"]["result"] == "FAILED"
+
+    write_engine(tmp_path, "import time\ntime.sleep(60)")
+    code, text = certify(tmp_path, "engine_under_test", *only, "--timeout", "1.5")
+    assert code == 1
+    assert "no answer within 1.5 s" in text
+    code, text = certify(tmp_path, "engine_under_test", *only, "--no-isolate")
+    assert code == 2
+    assert "--no-isolate" in text
+
+
+def test_results_of_two_engines_are_two_files(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples/python_engine/mine.py", tmp_path)
+    only = ["--ops", "argmax", "--case", "ties"]
+    code, text = certify(tmp_path, "cpu", "--engine", "mine", *only, "--json", "r.jsonl")
+    assert code == 0, text
+    assert sorted(p.name for p in tmp_path.glob("*.jsonl")) == ["r.cpu.jsonl", "r.mine.jsonl"]
+
+
+def test_score_ends_with_the_count(tmp_path: Path) -> None:
+    code, text = kdtr(tmp_path, "score", "silu_mul", "--json", "m.json", "--md", "m.md")
+    assert code == 0, text
+    matrix = json.loads((tmp_path / "m.json").read_text())
+    mutants = matrix["ops"][0]["mutants"]
+    assert mutants[0]["mutant"] == "correct"
+    assert text.endswith(f" {len(mutants) - 1} killed, 0 survived\n")
+    assert f"{len(mutants) - 1} killed, 0 survived" in (tmp_path / "m.md").read_text()

@@ -188,6 +188,36 @@ void rounding_is_single() {
   CHECK_EQ(round_to(dtype_of<f16>, 65519.99), 0x7bffu);
 }
 
+void steps_are_counted_and_places_are_shaded() {
+  // Around 1 one step of f32 is 2^-23: 0, 1, 2, 4, 5, 9 steps, an infinity and a NaN.
+  const float u = 0x1p-23f;
+  const std::vector<double> gold(8, 1.0);
+  const std::vector<float> got{1,
+                               1 + u,
+                               1 + 2 * u,
+                               1 + 4 * u,
+                               1 + 5 * u,
+                               1 + 9 * u,
+                               std::numeric_limits<float>::infinity(),
+                               kNan};
+  const std::vector<float> budget(8, 2 * u);
+  Want w;
+  w.judged = 'B';
+  w.dtype = dtype_of<double>;
+  w.actual = dtype_of<float>;
+  w.shape = {2, 4};
+  w.data = bytes(gold);
+  w.gate = w.hard = budget;
+  const Comparison c = compare("x", w, bytes(got));
+  CHECK_EQ(c.mismatches, 5);
+  CHECK_EQ(c.steps, (std::vector<std::int64_t>{1, 1, 1, 1, 1, 1}));  // 5 to 8, 9 to 16 last
+  CHECK_EQ(heat(c)[0], (std::vector<std::int64_t>{0, 0, 0, 1}));
+  CHECK_EQ(heat(c)[1], (std::vector<std::int64_t>{1, 1, 1, 1}));
+  CHECK_EQ(heat(c, 1, 2)[0], (std::vector<std::int64_t>{2, 3}));
+  CHECK(
+      heat(compare("n", exact(std::vector<std::int32_t>{7}, {1}), bytes(std::vector{7}))).empty());
+}
+
 }  // namespace
 
 int main() {
@@ -200,5 +230,6 @@ int main() {
   places();
   ulp_is_on_the_output_grid();
   rounding_is_single();
+  steps_are_counted_and_places_are_shaded();
   return failures == 0 ? 0 : 1;
 }

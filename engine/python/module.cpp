@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/compare.h"
 #include "conformance/engine_host.h"
 #include "conformance/worker.h"
 #include "kdtr/call_builder.h"
@@ -234,7 +235,8 @@ const kdtr_plugin_table kPython{
 
 std::shared_ptr<EngineHost> python_engine(const py::object& adapter, const std::string& spec) {
   pending = adapter;
-  auto host = std::make_shared<EngineHost>(&kPython, "", spec);
+  const auto source = py::cast<std::string>(adapter.attr("source"));
+  auto host = std::make_shared<EngineHost>(&kPython, "", spec, source);
   pending = py::none();
   return host;
 }
@@ -441,12 +443,30 @@ PYBIND11_MODULE(_core, m) {
           py::arg("path"), py::arg("repeat") = 0)
       .def(
           "serve",
-          [](PyHost& e, const std::string& spec, int repeat, const std::string& save, int fd) {
+          [](PyHost& e, const std::string& spec, int repeat, const std::string& save, int fd,
+             bool support) {
             kdtr::conform::WorkerOptions options;
             options.engine = spec;
+            options.options.support = support;
             options.options.repeat = repeat;
             options.save = save;
             return kdtr::conform::serve(e.host(), options, fd);
           },
-          py::arg("spec"), py::arg("repeat"), py::arg("save"), py::arg("fd"));
+          py::arg("spec"), py::arg("repeat"), py::arg("save"), py::arg("fd"),
+          py::arg("support") = false);
+
+  m.def(
+      "judge_element",
+      [](double got, double gold, double gate, double hard) {
+        switch (kdtr::conform::judge_element(got, gold, gate, hard)) {
+          case kdtr::conform::Verdict::kPass:
+            return "PASS";
+          case kdtr::conform::Verdict::kWarn:
+            return "WARN";
+          default:
+            return "FAIL";
+        }
+      },
+      py::arg("got"), py::arg("gold"), py::arg("gate"), py::arg("hard"),
+      "PASS, WARN or FAIL: one element of a class B output.");
 }
