@@ -759,13 +759,13 @@ def decode(
             sys.stdout.flush()
         seconds = time.perf_counter() - start
     click.echo()
-    line = f"{seen.tokens} tokens in {seconds:.2f} s, prompt included"
+    click.echo(f"{seen.tokens} tokens in {seconds:.2f} s, prompt included", err=True)
     if seen.accepted:
-        line += (
-            f"; {len(seen.accepted)} rounds, {seen.mean_accepted:.2f} drafts accepted a round, "
-            f"histogram {' '.join(map(str, seen.histogram))}"
+        click.echo(
+            f"{len(seen.accepted)} rounds, {seen.mean_accepted:.2f} drafts accepted a round, "
+            f"histogram {' '.join(map(str, seen.histogram))}",
+            err=True,
         )
-    click.echo(line, err=True)
 
 
 @cli.command()
