@@ -579,6 +579,76 @@ def support(
     raise SystemExit(compiled.conform([*arguments, *paths]))
 
 
+@cli.command(name="check")
+@click.argument("ops", nargs=-1)
+@click.option("--engine", required=True, help="As for certify.")
+@click.option("--count", "-n", type=click.IntRange(1), default=4, show_default=True, help="Calls.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the first.")
+@click.option(
+    "--size", type=click.Choice(["small", "medium", "large"]), default="small", show_default=True
+)
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, help="An op.")
+@click.option("--no-isolate", is_flag=True, help="In this process, for a debugger.")
+def check_(
+    ops: tuple[str, ...],
+    engine: str,
+    count: int,
+    seed: int,
+    size: str,
+    timeout: float,
+    no_isolate: bool,
+) -> None:
+    """Check an engine without goldens: pairs of random calls whose results must be related.
+
+    A node is its ancestor path run alone, prefix and tail merge to the whole, scaled values give
+    scaled outputs, token ids are only names. One line for each relation of OPS (all that have
+    any, by default). Exit codes: 0 all hold, 1 one does not, 2 the engine runs none of the ops.
+    """
+    import subprocess
+
+    from kdtr import relations
+
+    names = [op.partition("@")[0] for op in ops] or list(relations.RELATIONS)
+    for name in names:
+        if name not in relations.RELATIONS:
+            raise KdtrError(name, "the op has no relations", ", ".join(relations.RELATIONS))
+    codes = set()
+    if not no_isolate:
+        head = [sys.executable, "-m", "kdtr", "check", "--no-isolate", "--engine", engine]
+        head += ["--count", str(count), "--seed", str(seed), "--size", size]
+        for name in names:
+            try:
+                code = subprocess.run([*head, name], timeout=timeout, check=False).returncode
+            except subprocess.TimeoutExpired:
+                click.echo(f"no  {name}: no answer within {timeout:g} s")
+                code = 1
+            if code < 0:
+                click.echo(f"no  {name}: killed by signal {-code}")
+            codes.add(1 if code < 0 else code)
+    else:
+        run = relations.Runner(engine)
+        for name in names:
+            codes.add(_check_op(run, name, range(seed, seed + count), size))
+    raise SystemExit(1 if 1 in codes else 0 if 0 in codes else 2)
+
+
+def _check_op(run: Any, name: str, seeds: range, size: str) -> int:
+    from kdtr import relations
+
+    try:
+        found = relations.check(run, name, seeds, relations.SIZES[size])
+    except relations.UnsupportedError as error:
+        click.echo(f"--  {name}: not supported: {error}")
+        return 2
+    for one in found:
+        worst = one.worst
+        mark = click.style("ok", fg="green") if worst.holds else click.style("no", fg="red")
+        rule = "bit for bit" if worst.rule == "bits" else f"{worst.worst:.3g} of the budgets"
+        line = f"{mark}  {name} {worst.relation:18} {one.pairs:3} pairs, {rule}"
+        click.echo(line if worst.holds else f"{line}; seed {one.seed}: {worst.text}")
+    return 0 if all(one.worst.holds for one in found) else 1
+
+
 @cli.command()
 @click.argument("ops", nargs=-1)
 @click.option("--mutants", metavar="LIB", help="Library of mutants; the project's by default.")

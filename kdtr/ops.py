@@ -77,6 +77,19 @@ class Engine:
         self._core.run(*bound, arith, stream)
         return {n: v[1] if isinstance(v, tuple) else v for n, v in bound[2].items()}
 
+    def unsupported(
+        self,
+        op: str,
+        *,
+        out: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        arith: str = "f32",
+        **arguments: Any,
+    ) -> str:
+        """Why the engine does not run a call, or "" when it does; see `call`. Nothing runs."""
+        reason: str = self._core.unsupported(*self._bind(op, out, state, arguments), arith)
+        return reason
+
     def prepare(
         self,
         op: str,
@@ -109,30 +122,31 @@ class Engine:
             raise EngineError(rules.id, "unknown arguments", sorted(known), unknown)
         outputs = dict(out or {})
         if self.device[0] == _CPU:
-            self._allocate(rules, inputs, attrs, state or {}, outputs)
+            allocate(rules, inputs, attrs, state or {}, outputs)
         return rules.id, inputs, outputs, dict(state or {}), attrs
 
-    def _allocate(
-        self,
-        rules: contract.Contract,
-        inputs: Mapping[str, Any],
-        attrs: Mapping[str, Any],
-        state: Mapping[str, Any],
-        outputs: dict[str, Any],
-    ) -> None:
-        given = {**inputs, **state}
-        axes = Axes(rules.id, {n: v for n, v in attrs.items() if isinstance(v, int)})
-        for name, value in given.items():
-            axes.bind(rules.tensor(name), _shape(value))
-        for tensor in rules.outputs:
-            if tensor.role == "out" and tensor.name not in outputs:
-                dtype = tensor.dtypes[0]
-                if len(tensor.dtypes) > 1:
-                    same = next((t for t in rules.tensors if t.dtypes == tensor.dtypes), tensor)
-                    dtype = _dtype(given[same.name]) if same.name in given else dtype
-                array: NDArray[Any] = np.empty(axes.shape(tensor), dtypes.by_name(dtype).storage)
-                native = dtypes.of_numpy(array.dtype).name == dtype
-                outputs[tensor.name] = array if native else (dtype, array)
+
+def allocate(
+    rules: contract.Contract,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+    state: Mapping[str, Any],
+    outputs: dict[str, Any],
+) -> None:
+    """Add to `outputs` an array of host memory for each output that it lacks."""
+    given = {**inputs, **state}
+    axes = Axes(rules.id, {n: v for n, v in attrs.items() if isinstance(v, int)})
+    for name, value in given.items():
+        axes.bind(rules.tensor(name), _shape(value))
+    for tensor in rules.outputs:
+        if tensor.role == "out" and tensor.name not in outputs:
+            dtype = tensor.dtypes[0]
+            if len(tensor.dtypes) > 1:
+                same = next((t for t in rules.tensors if t.dtypes == tensor.dtypes), tensor)
+                dtype = _dtype(given[same.name]) if same.name in given else dtype
+            array: NDArray[Any] = np.empty(axes.shape(tensor), dtypes.by_name(dtype).storage)
+            native = dtypes.of_numpy(array.dtype).name == dtype
+            outputs[tensor.name] = array if native else (dtype, array)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
