@@ -51,6 +51,18 @@ def test_the_python_example_is_certified() -> None:
     assert "15 PASS" in text
 
 
+def test_a_certificate_of_python_names_the_bytes_of_its_module(tmp_path: Path) -> None:
+    folder = ROOT / "examples" / "python_engine"
+    code, text = certify(
+        folder, "mine", "--ops", "argmax", "--case", "ties", "--out", str(tmp_path)
+    )
+    assert code == 0, text
+    (subject,) = json.loads((tmp_path / "mine/certificate.json").read_text())["subject"]
+    digest = hashlib.sha256((folder / "mine.py").read_bytes()).hexdigest()
+    assert subject["digest"] == {"sha256": digest}
+    assert subject["name"] == "mine.py"
+
+
 def test_a_partial_engine_is_certified_for_what_it_has() -> None:
     code, text = certify(
         ROOT / "examples" / "python_engine", "mine", "--ops", "argmax", "--ops", "tree_accept"
