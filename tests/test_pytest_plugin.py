@@ -98,6 +98,35 @@ def test_it(kdtr_case, engine):
     assert "partial has no function argmax" in text
 
 
+def test_between_gate_and_hard_budget_is_a_warning_and_beyond_a_failure(tmp_path: Path) -> None:
+    """The gold moved by a share of the way from the gate to the hard budget, row 0 alone."""
+    code, text = run(
+        tmp_path,
+        """
+def moved(case, share):
+    file = case._file
+    gold, gate, hard = (file[n].astype(np.float64) for n in ("out", "out/gate", "out/hard"))
+    steps = (hard - gate) / np.spacing(np.float32(np.abs(gold)))
+    at = np.unravel_index(np.argmax(steps), gold.shape)
+    out = gold.copy()
+    out[at] += gate[at] + share * (hard[at] - gate[at])
+    return {"out": out.astype(np.float32), "status": file["status"]}
+
+@pytest.mark.kdtr("rmsnorm", case="random")
+def test_between(kdtr_case):
+    with pytest.warns(QualityWarning, match="out"):
+        kdtr_case.judge(**moved(kdtr_case, 0.5))
+
+@pytest.mark.kdtr("rmsnorm", case="random")
+def test_beyond(kdtr_case):
+    with pytest.raises(AssertionError, match="out"):
+        kdtr_case.judge(**moved(kdtr_case, 2.0))
+""",
+    )
+    assert code == 0, text
+    assert "2 passed" in text
+
+
 NOTHING = """
 @pytest.mark.kdtr()
 @pytest.mark.kdtr('argmax', cases='x')
