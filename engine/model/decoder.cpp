@@ -88,7 +88,11 @@ class Decoder::Op {
 
 Decoder::Decoder(const std::string& folder, const Options& options, Memory& memory,
                  Communicator& ranks)
-    : options_(options), memory_(memory), ranks_(ranks), config_(read_config(folder)) {
+    : options_(options),
+      memory_(memory),
+      arena_(memory),
+      ranks_(ranks),
+      config_(read_config(folder)) {
   const Options& o = options_;
   KDTR_CHECK(o.requests >= 1 && o.requests <= 256, "options/requests", "value", "1..256",
              o.requests);
@@ -100,7 +104,7 @@ Decoder::Decoder(const std::string& folder, const Options& options, Memory& memo
              "value", "1.." + std::to_string(config_.max_positions), o.max_context);
   KDTR_CHECK(config_.heads >= ranks.world() && config_.expert >= ranks.world(), folder,
              "heads and expert columns", "one a rank at least", ranks.world());
-  weights_ = Loader(folder, config_, memory, ranks.rank(), ranks.world()).load();
+  weights_ = Loader(folder, config_, memory, arena_, ranks.rank(), ranks.world()).load();
   max_pages_ = (o.max_context + o.page_size - 1) / o.page_size;
   // Pages of all requests, then one slot for each node of each request's tree.
   const std::int64_t pages = o.requests * max_pages_;
@@ -112,34 +116,13 @@ Decoder::Decoder(const std::string& folder, const Options& options, Memory& memo
   requests_.resize(static_cast<std::size_t>(o.requests));
 }
 
-Decoder::~Decoder() {
-  for (auto& [name, held] : buffers_) memory_.release(held.first.data);
-  const auto drop = [this](const Tensor& t) {
-    if (t.data != nullptr) memory_.release(t.data);
-  };
-  const auto drop_mlp = [&](const Mlp& m) {
-    for (const Tensor* t : {&m.gate, &m.up, &m.down, &m.gate_scale, &m.up_scale, &m.down_scale})
-      drop(*t);
-  };
-  const Weights& w = weights_;
-  for (const Tensor* t : {&w.embed, &w.norm, &w.lm_head, &w.inv_freq, &w.draft}) drop(*t);
-  for (const Layer& l : w.layers) {
-    for (const Tensor* t : {&l.input_norm, &l.post_norm, &l.q_a, &l.q_a_norm, &l.q_b, &l.kv_a,
-                            &l.kv_a_norm, &l.kv_b, &l.o, &l.router, &l.bias})
-      drop(*t);
-    if (l.dense) drop_mlp(*l.dense);
-    drop_mlp(l.experts);
-    if (l.shared) drop_mlp(*l.shared);
-  }
-}
-
 Tensor Decoder::buffer(const std::string& name, DLDataType dtype, std::vector<std::int64_t> shape) {
   Tensor want{nullptr, dtype, std::move(shape)};
   auto& [held, capacity] = buffers_[name];
   if (held.data == nullptr || capacity < want.bytes()) {
-    if (held.data != nullptr) memory_.release(held.data);
+    if (held.data != nullptr) arena_.release(held.data);
     held.data = nullptr;
-    held.data = memory_.alloc(want.bytes());
+    held.data = arena_.alloc(want.bytes());
     capacity = want.bytes();
   }
   want.data = held.data;

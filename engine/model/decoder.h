@@ -28,7 +28,6 @@ class Decoder {
   Decoder(const std::string& folder, const Options& options, Memory& memory, Communicator& ranks);
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
-  ~Decoder();
 
   const Config& config() const { return config_; }
   std::int64_t depth() const { return weights_.depth; }
@@ -82,6 +81,7 @@ class Decoder {
 
   Options options_;
   Memory& memory_;
+  Arena arena_;
   Communicator& ranks_;
   Config config_;
   Weights weights_;

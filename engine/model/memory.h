@@ -1,8 +1,10 @@
 // Where tensors live, and how ranks meet: the two seams between the driver and a backend.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kdtr/plugin.h"
 
@@ -29,6 +31,29 @@ class Memory {
 
 // The memory of this library's backend; each backend defines it once.
 Memory& backend_memory();
+
+// Blocks of one memory, freed together: also when a constructor fails half way.
+class Arena {
+ public:
+  explicit Arena(Memory& memory) : memory_(memory) {}
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena() {
+    for (void* block : blocks_) memory_.release(block);
+  }
+  void* alloc(std::size_t bytes) {
+    blocks_.reserve(blocks_.size() + 1);
+    return blocks_.emplace_back(memory_.alloc(bytes));
+  }
+  void release(void* block) {
+    blocks_.erase(std::find(blocks_.begin(), blocks_.end(), block));
+    memory_.release(block);
+  }
+
+ private:
+  Memory& memory_;
+  std::vector<void*> blocks_;
+};
 
 // Ranks that hold shards of one model. Every rank computes all tokens; heads, hidden columns of
 // the MLPs and vocabulary rows are split.

@@ -28,6 +28,16 @@ int guarded(kdtr_decoder* d, F&& body) {
   return KDTR_ERROR;
 }
 
+Decoder& opened(kdtr_decoder* d) {
+  if (!d->decoder) kdtr::fail("decoder", "not open: opening it failed");
+  return *d->decoder;
+}
+
+std::size_t count(const char* what, std::int32_t n) {
+  KDTR_CHECK(n >= 0, "decoder", what, "0 or more", n);
+  return static_cast<std::size_t>(n);
+}
+
 }  // namespace
 
 extern "C" {
@@ -51,6 +61,7 @@ const char* kdtr_decoder_error(const kdtr_decoder* decoder) { return decoder->er
 
 int64_t kdtr_decoder_size(const kdtr_decoder* decoder, const char* name) {
   const std::string_view key = name;
+  if (!decoder->decoder) return -1;
   const Decoder& d = *decoder->decoder;
   if (key == "vocab") return d.config().vocab;
   if (key == "hidden") return d.config().hidden;
@@ -63,29 +74,30 @@ int64_t kdtr_decoder_size(const kdtr_decoder* decoder, const char* name) {
 
 int kdtr_decoder_prefill(kdtr_decoder* decoder, int32_t request, const int32_t* ids, int32_t n,
                          int32_t* token) {
-  return guarded(decoder, [&] {
-    *token = decoder->decoder->prefill(request, {ids, static_cast<std::size_t>(n)});
-  });
+  return guarded(decoder,
+                 [&] { *token = opened(decoder).prefill(request, {ids, count("ids", n)}); });
 }
 
 int kdtr_decoder_greedy(kdtr_decoder* decoder, const int32_t* requests, int32_t n,
                         int32_t* tokens) {
-  const auto count = static_cast<std::size_t>(n);
-  return guarded(decoder, [&] { decoder->decoder->greedy({requests, count}, {tokens, count}); });
+  return guarded(decoder, [&] {
+    const std::size_t r = count("requests", n);
+    opened(decoder).greedy({requests, r}, {tokens, r});
+  });
 }
 
 int kdtr_decoder_tree(kdtr_decoder* decoder, const int32_t* requests, int32_t n, int32_t budget,
                       int32_t* accept_len, int32_t* tokens) {
-  const auto count = static_cast<std::size_t>(n);
   return guarded(decoder, [&] {
-    Decoder& d = *decoder->decoder;
-    d.tree({requests, count}, budget, {accept_len, count},
-           {tokens, count * static_cast<std::size_t>(d.depth() + 1)});
+    Decoder& d = opened(decoder);
+    const std::size_t r = count("requests", n);
+    d.tree({requests, r}, budget, {accept_len, r},
+           {tokens, r * static_cast<std::size_t>(d.depth() + 1)});
   });
 }
 
 int kdtr_decoder_read(kdtr_decoder* decoder, const char* name, void* out, uint64_t* bytes) {
-  return guarded(decoder, [&] { *bytes = decoder->decoder->read(name, out, *bytes); });
+  return guarded(decoder, [&] { *bytes = opened(decoder).read(name, out, *bytes); });
 }
 
 int kdtr_decoder_fetch(kdtr_decoder* decoder, void* host, const void* data, uint64_t bytes) {
@@ -94,8 +106,8 @@ int kdtr_decoder_fetch(kdtr_decoder* decoder, void* host, const void* data, uint
 
 int kdtr_decoder_set_tap(kdtr_decoder* decoder, kdtr_decoder_tap tap, void* user) {
   return guarded(decoder, [&] {
-    if (tap == nullptr) return decoder->decoder->set_tap({});
-    decoder->decoder->set_tap([tap, user](const std::string& stage, kdtr::CallBuilder& call) {
+    if (tap == nullptr) return opened(decoder).set_tap({});
+    opened(decoder).set_tap([tap, user](const std::string& stage, kdtr::CallBuilder& call) {
       tap(user, stage.c_str(), call.call());
     });
   });

@@ -31,10 +31,12 @@ std::int64_t Tensor::numel() const {
 
 std::size_t Tensor::bytes() const { return static_cast<std::size_t>(numel()) * (dtype.bits / 8u); }
 
-Loader::Loader(const std::string& folder, const Config& config, Memory& memory, int rank, int world)
+Loader::Loader(const std::string& folder, const Config& config, Memory& memory, Arena& arena,
+               int rank, int world)
     : folder_(folder),
       config_(config),
       memory_(memory),
+      arena_(arena),
       rank_(rank),
       world_(world),
       file_(folder + "/model.safetensors"),
@@ -76,7 +78,7 @@ std::vector<std::byte> Loader::bytes(const Safetensors& file, const std::string&
 }
 
 Tensor Loader::upload(const std::vector<std::byte>& data, Tensor tensor) {
-  tensor.data = memory_.alloc(data.size());
+  tensor.data = arena_.alloc(data.size());
   memory_.write(tensor.data, data.data(), data.size());
   return tensor;
 }

@@ -46,7 +46,8 @@ struct Weights {
 // Hugging Face names. A rank gets its share of heads, MLP columns and vocabulary rows.
 class Loader {
  public:
-  Loader(const std::string& folder, const Config& config, Memory& memory, int rank, int world);
+  Loader(const std::string& folder, const Config& config, Memory& memory, Arena& arena, int rank,
+         int world);
   Weights load();
 
  private:
@@ -69,6 +70,7 @@ class Loader {
   std::string folder_;
   const Config& config_;
   Memory& memory_;
+  Arena& arena_;
   int rank_, world_;
   Safetensors file_;
   bool widen_;
