@@ -4,6 +4,8 @@ PYTHON ?= python3
 PRESET ?= release
 JOBS ?= $(shell nproc)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# One BLAS thread a process: several would spin for each other while the workers share the cores.
+export OPENBLAS_NUM_THREADS ?= 1
 CMAKE = cmake $(if $(shell command -v ninja),-G Ninja) -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
 FORMATTED = git ls-files '*.cpp' '*.h' '*.cu' '*.cuh'
 .PHONY: certify test venv build generate check unit pytest slow score lint format asan tidy scripts docs ci clean
