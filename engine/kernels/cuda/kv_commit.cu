@@ -3,6 +3,7 @@
 // hidden [R, N, hidden_bytes], accept_index [R, steps] -> new_len, status [R]. No aliasing.
 #include <algorithm>
 
+#include "detail/block.cuh"
 #include "detail/floats.cuh"
 #include "kdtr/registry.h"
 
@@ -55,7 +56,7 @@ __device__ Path read_path(const Commit& p, std::int64_t request, int* node, std:
     source[k] = slot;
     target[k] = page * p.page_size + position % p.page_size;
   }
-  bad = __syncthreads_or(bad) != 0;
+  bad = block_any(bad);
   return {bad ? kBadInput : kOk, bad ? 0 : static_cast<int>(count)};
 }
 

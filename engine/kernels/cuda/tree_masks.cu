@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "detail/block.cuh"
 #include "kdtr/cuda.h"
 #include "kdtr/registry.h"
 
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) derive(const Arguments a) {
                     static_cast<std::uint32_t>(a.depths[base + i]) !=
                         static_cast<std::uint32_t>(a.depths[base + parent]) + 1u;
     }
-  bad_links = __syncthreads_or(bad_links ? 1 : 0) != 0;
+  bad_links = block_any(bad_links);
 
   Place place;
   place.prefix = prefix_of(a, request);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "detail/block.cuh"
 #include "kdtr/cuda.h"
 #include "kdtr/registry.h"
 
@@ -109,7 +110,7 @@ __device__ int draw(const float* probs, int vocab, float coin, const std::uint32
   }
   sum = __shfl_sync(kAll, scan(sum, lane), 31);
   if (lane == 0) sums[warp] = sum;
-  if (__syncthreads_or(bad ? 1 : 0) != 0) return -1;
+  if (block_any(bad)) return -1;
 
   double before = 0.0, total = 0.0;
   for (int w = 0; w < kWarps; ++w) {
