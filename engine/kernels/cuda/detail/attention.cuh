@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "block.cuh"
 #include "floats.cuh"
 
 namespace kdtr::cuda {
@@ -92,7 +93,7 @@ __device__ inline bool any_bad(const Attention& a, int request, const Plan& p, i
        t += static_cast<int>(blockDim.x)) {
     bad |= slot_of(a, request, p, t) < 0;
   }
-  return __syncthreads_or(bad) != 0;
+  return block_any(bad);
 }
 
 // Host side: sets what any request of this call can need, `units` of the grid and `parts` of the
@@ -128,50 +129,76 @@ __device__ inline std::int64_t part_row(const Attention& a, const Plan& p, Cut c
   return (static_cast<std::int64_t>(request) * a.parts + split * p.blocks + block) * cut.rows;
 }
 
+__device__ inline void accumulate(float& total, float weight, float x) {
+  total = fmaf(weight, x, total);
+}
+__device__ inline void accumulate(float4& total, float weight, float4 x) {
+  accumulate(total.x, weight, x.x);
+  accumulate(total.y, weight, x.y);
+  accumulate(total.z, weight, x.z);
+  accumulate(total.w, weight, x.w);
+}
+
 constexpr int kMergeThreads = 128, kMostSplits = 264;
 
 // Merges the splits of one row in ascending order, and writes status and pads of split requests.
 template <class O>
 __global__ void __launch_bounds__(kMergeThreads) merge_splits(const Attention a, const Cut cut) {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
   const int request = static_cast<int>(blockIdx.y), row = static_cast<int>(blockIdx.x);
   const Plan p = plan_of(a, request, cut);
   if (p.splits == 1) return;
-  __shared__ float weight[kMostSplits];
+  __shared__ float part_lse[kMostSplits], weight[kMostSplits];
   const int me = static_cast<int>(threadIdx.x);
+  const bool active = row < p.active;
+  const std::int64_t step = static_cast<std::int64_t>(p.blocks) * cut.rows;  // rows between splits
+  const std::int64_t first = part_row(a, p, cut, request, row / cut.rows, 0) + row % cut.rows;
   bool bad = false;
   for (int s = me; s < p.splits; s += kMergeThreads) {
     bad |= a.part_bad[request * cut.blocks + s] != 0;
+    part_lse[s] = active ? a.part_lse[first + s * step] : -INFINITY;
   }
-  bad = __syncthreads_or(bad) != 0;
-  if (row == 0 && me == 0) a.status[request] = bad ? kBadInput : kOk;
-  const std::int64_t at = static_cast<std::int64_t>(request) * a.nodes * a.heads + row;
-  O* out = static_cast<O*>(a.out) + at * a.values;
-  const bool pad = bad || row >= p.active;
+  bad = block_any(bad);
   float top = -INFINITY, sum = 0.0f;
-  std::int64_t first = 0;
-  if (!pad) {
-    first = part_row(a, p, cut, request, row / cut.rows, 0) + row % cut.rows;
-    for (int s = me; s < p.splits; s += kMergeThreads) {
-      weight[s] = a.part_lse[first + static_cast<std::int64_t>(s) * p.blocks * cut.rows];
-    }
-    __syncthreads();
-    for (int s = 0; s < p.splits; ++s) top = fmaxf(top, weight[s]);
-    if (top != -INFINITY) {
-      for (int s = 0; s < p.splits; ++s) sum += expf(weight[s] - top);
-    }
+  if (!bad) {
+    for (int s = 0; s < p.splits; ++s) top = fmaxf(top, part_lse[s]);
   }
-  if (me == 0) a.lse[at] = sum == 0.0f ? -INFINITY : top + logf(sum);
-  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-  for (int c = me; c < a.values; c += kMergeThreads) {
-    float total = 0.0f;
-    if (sum != 0.0f) {
-      const float* part = a.part_out + first * a.values + c;
-      for (int s = 0; s < p.splits; ++s) {
-        const float w = expf(weight[s] - top);
-        total = fmaf(w, part[static_cast<std::int64_t>(s) * p.blocks * cut.rows * a.values], total);
-      }
+  const bool empty = top == -INFINITY;
+  for (int s = me; s < p.splits; s += kMergeThreads) {
+    weight[s] = empty ? 0.0f : expf(part_lse[s] - top);
+  }
+  __syncthreads();
+  for (int s = 0; s < p.splits; ++s) sum += weight[s];
+  const std::int64_t at = static_cast<std::int64_t>(request) * a.nodes * a.heads + row;
+  if (me == 0) {
+    a.lse[at] = empty ? -INFINITY : top + logf(sum);
+    if (row == 0) a.status[request] = bad ? kBadInput : kOk;
+  }
+  const float inverse = 1.0f / sum;
+  O* out = static_cast<O*>(a.out) + at * a.values;
+  const float* part = a.part_out + first * a.values;
+  const auto merged = [&](auto zero, int column) {
+    auto total = zero;
+#pragma unroll 4
+    for (int s = 0; s < p.splits; ++s) {
+      const auto x = *reinterpret_cast<const decltype(zero)*>(part + s * step * a.values + column);
+      accumulate(total, weight[s], x);
     }
-    out[c] = narrow<O>(total * inverse);
+    return total;
+  };
+  if (a.values % 4 == 0) {
+    for (int c = 4 * me; c < a.values; c += 4 * kMergeThreads) {
+      const float4 x = empty ? float4{} : merged(float4{}, c);
+      const float y[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[c + i] = narrow<O>(empty ? 0.0f : y[i] * inverse);
+    }
+  } else {
+    for (int c = me; c < a.values; c += kMergeThreads) {
+      out[c] = narrow<O>(empty ? 0.0f : merged(0.0f, c) * inverse);
+    }
   }
 }
 

@@ -7,6 +7,8 @@
 // are dead once it is scored, so its weights P are stored there.
 #pragma once
 
+#include <utility>
+
 #include "attention.cuh"
 #include "wgmma.cuh"
 
@@ -15,26 +17,27 @@ namespace kdtr::cuda::sm90 {
 constexpr int kTileRows = 64, kTileKeys = 64, kChunks = 9, kChunkBytes = 8192, kWidth = 576;
 constexpr int kValues = 512, kTileBytes = kChunks * kChunkBytes, kThreads = 384;
 constexpr int kSharedBytes = 3 * kTileBytes + 1024;  // q and two key tiles, and room to align
-constexpr Cut kCut{kTileRows, kTileKeys, 132, 4};
+constexpr Cut kCut{kTileRows, kTileKeys, 132, 16};
 
-// A key tile is loaded and released in three regions: value columns 0..255, 256..511, and rope.
-enum Region { kLeft = 0, kRight = 1, kRope = 2 };
-__device__ constexpr int first_chunk(int region) { return region * 4; }
-__device__ constexpr int chunk_count(int region) { return region == kRope ? 1 : 4; }
+// A key tile is loaded in five regions: four of 128 value columns, and rope.
+constexpr int kRegions = 5, kRope = 4;
+__device__ constexpr int chunk_count(int region) { return region == kRope ? 1 : 2; }
 
-enum NamedBarrier { kTop0 = 1, kTop1, kWeights0, kWeights1, kLoaders, kBoth };
+enum NamedBarrier { kTop0 = 1, kTop1, kWeights0, kWeights1, kEnd, kStream0, kStream1 };
 
 struct Shared {
-  std::uint64_t full[2][3], empty[2][3], q_full;
+  std::uint64_t full[2][kRegions], empty[2][kRegions], q_full;
   float top[2][kTileRows];  // running maximum after each tile of the pair, log2 units
   float sum[2][kTileRows];
-  std::int64_t slot[2][kTileKeys];      // of a gathered tile, -1 = a row of zeros
-  std::uint64_t visible[2][kTileRows];  // bit j: the row sees key j of the tile
+  // Slots of a gathered tile by stream and buffer, -1 = a zero row; row r at r % 4 * 16 + r / 4.
+  alignas(16) int slot[2][2][kTileKeys];
+  std::uint32_t visible[2][kTileRows][2];  // buffer, node of the block: the keys that it sees
 };
 
 // One block's share of the work, the same for all its threads.
 struct Work {
-  int request, row0, first_tile, tiles;
+  int request, row0, first_node, first_tile, tiles;
+  int page_shift;
   bool gather_all;  // no page is long enough for TMA
 };
 
@@ -43,6 +46,17 @@ __device__ inline bool is_plain(const Plan& p, int tile) {
   return (tile + 1) * kTileKeys <= p.prefix;
 }
 
+// Whether a tile's rows are copied one by one.
+__device__ inline bool is_gathered(const Work& w, const Plan& p, int tile) {
+  return w.gather_all || !is_plain(p, tile);
+}
+
+// Arrivals that fill a region: two of each thread of its stream. A gathering thread arrives once
+// itself, which publishes the masks, and once when its copies are done.
+constexpr int kFills = 128;
+
+// Two streams of loads, 64 threads each: stream x loads what warpgroup x is the last to read, in
+// the order in which it does, so that neither waits for the other's tiles.
 struct Loader {
   const Attention& a;
   const Plan& p;
@@ -50,123 +64,141 @@ struct Loader {
   Shared& shared;
   std::uint8_t* tiles;  // two key tiles
   const CUtensorMap& pool_map;
-  std::uint64_t* pending = nullptr;  // gathered, not yet announced
+  int stream, me;     // thread of the stream
+  int ahead[2] = {};  // raw table entries of the next pair
 
-  __device__ void announce() {
-    if (pending == nullptr) return;
-    copy_wait<0>();
-    fence_async_proxy();
-    barrier_arrive(pending);
-    pending = nullptr;
+  // The key whose table entry this thread looks up: of its TMA box, or of its gathered row.
+  __device__ int key_of(int tile) const {
+    return tile * kTileKeys +
+           (is_gathered(w, p, tile) ? me : me / 2 % (kTileKeys >> w.page_shift) << w.page_shift);
   }
-
-  // Waits until the region's last user is done; announces first what that user may be waiting for.
-  __device__ void acquire(std::uint64_t* empty, int parity) {
-    if (pending != nullptr && !barrier_test(empty, parity)) announce();
-    barrier_wait(empty, parity);
+  __device__ int entry_of(int tile) const {
+    const int t = key_of(tile);
+    if (t < p.prefix) return a.page_table[w.request * a.max_pages + (t >> w.page_shift)];
+    if (t >= p.keys) return 0;
+    return a.tree_slots[static_cast<std::int64_t>(w.request) * a.nodes + (t - p.prefix)];
   }
-
-  // Slots and masks of a gathered tile, in shared memory.
-  __device__ void index_tile(int tile, int buffer) {
-    const int me = static_cast<int>(threadIdx.x) % 128, t0 = tile * kTileKeys;
-    const std::uint8_t* visible =
-        a.visible + static_cast<std::int64_t>(w.request) * a.nodes * a.nodes;
-    const int last_row = min(w.row0 + kTileRows, p.active) - 1;
-    if (me < kTileKeys) {
-      const int t = t0 + me, j = t - p.prefix;
-      bool seen = t < p.prefix;
-      if (!seen && t < p.keys) {
-        for (int i = w.row0 / a.heads; i <= last_row / a.heads && !seen; ++i) {
-          seen = visible[static_cast<std::int64_t>(i) * a.nodes + j] != 0;
-        }
-      }
-      // Rows that nobody sees may hold NaN, and 0 * NaN is NaN.
-      shared.slot[buffer][me] = seen ? slot_of(a, w.request, p, t) : -1;
-    } else if (!is_plain(p, tile)) {
-      const int row = me - kTileKeys;
-      std::uint64_t bits = 0;
-      if (w.row0 + row < p.active) {
-        const std::uint8_t* mine =
-            visible + static_cast<std::int64_t>((w.row0 + row) / a.heads) * a.nodes;
-#pragma unroll 8
-        for (int k = 0; k < kTileKeys; ++k) {
-          const int t = t0 + k;
-          const bool sees = t < p.prefix || (t < p.keys && mine[t - p.prefix] != 0);
-          bits |= std::uint64_t{sees} << k;
-        }
-      }
-      shared.visible[buffer][row] = bits;
+  __device__ int slot_from(int entry, int t) const {
+    return t >= p.prefix ? entry : (entry << w.page_shift) + (t & (a.page_size - 1));
+  }
+  // Of both warps of the stream.
+  __device__ void meet() const {
+    if (stream == 0) {
+      named_sync<kStream0>(64);
+    } else {
+      named_sync<kStream1>(64);
     }
   }
 
+  // Slots of a gathered tile and, for its scorer, which nodes of the block see which keys.
+  __device__ void index_tile(int tile, int buffer, int entry) {
+    const int t = tile * kTileKeys + me, j = t - p.prefix;
+    bool seen = t < p.prefix;
+    if (!is_plain(p, tile)) {
+      const std::uint8_t* visible =
+          a.visible + static_cast<std::int64_t>(w.request) * a.nodes * a.nodes;
+      const int last = (min(w.row0 + kTileRows, p.active) - 1) / a.heads;
+#pragma unroll 4
+      for (int i = w.first_node; i <= last; ++i) {
+        const bool sees = t < p.prefix ||
+                          (t < p.keys && visible[static_cast<std::int64_t>(i) * a.nodes + j] != 0);
+        seen |= sees;
+        const std::uint32_t bits = __ballot_sync(~0u, sees);
+        if (buffer == stream && me % 32 == 0) {
+          shared.visible[buffer][i - w.first_node][me / 32] = bits;
+        }
+      }
+    }
+    // Rows that nobody sees may hold NaN, and 0 * NaN is NaN.
+    shared.slot[stream][buffer][me % 4 * 16 + me / 4] = seen ? slot_from(entry, t) : -1;
+  }
+
+  // Groups of 8 or 16 threads copy a row's 128 or 256 bytes, every fourth row.
+  template <int chunks>
   __device__ void gather(int buffer, int region) {
-    const int me = static_cast<int>(threadIdx.x) % 128;
-    const std::uint32_t tile = shared_address(tiles + buffer * kTileBytes);
-    const int units = chunk_count(region) * 8;  // of 16 bytes, in a row
-    for (int u = me; u < kTileKeys * units; u += 128) {
-      const int row = u / units, chunk = first_chunk(region) + u % units / 8, unit = u % 8;
-      const std::int64_t slot = shared.slot[buffer][row];
-      const auto* from = static_cast<const std::uint8_t*>(a.pool) +
-                         (slot < 0 ? 0 : slot * (kWidth * 2)) + chunk * 128 + unit * 16;
-      copy16(tile + static_cast<std::uint32_t>(chunk * kChunkBytes + row * 128 +
-                                               ((unit ^ (row & 7)) << 4)),
-             from, slot >= 0);
+    constexpr int kLanes = 8 * chunks;
+    const int group = me / kLanes, residue = group % 4, unit = me % 8;
+    const int chunk = 2 * region + me % kLanes / 8;
+    const std::uint32_t to = shared_address(tiles + buffer * kTileBytes + chunk * kChunkBytes);
+    const auto* from = static_cast<const std::uint8_t*>(a.pool) + chunk * 128 + unit * 16;
+#pragma unroll 2
+    for (int i = 0; i < kLanes; i += 4) {
+      const int at = group / 4 * kLanes + i;
+      const int4 four =
+          *reinterpret_cast<const int4*>(&shared.slot[stream][buffer][residue * 16 + at]);
+      const int slots[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int row = 4 * (at + j) + residue;
+        const bool there = slots[j] >= 0;
+        copy16(to + static_cast<std::uint32_t>(row * 128 + ((unit ^ (row & 7)) << 4)),
+               from + (there ? static_cast<std::int64_t>(slots[j]) * (kWidth * 2) : 0), there);
+      }
     }
-    copy_commit();
-    pending = &shared.full[buffer][region];
+    barrier_arrive_copied(&shared.full[buffer][region]);
+    barrier_arrive(&shared.full[buffer][region]);
   }
 
-  __device__ void load(int tile, int buffer, int region, int parity, bool first_region) {
-    const int me = static_cast<int>(threadIdx.x) % 128;
+  __device__ void load(int tile, int buffer, int region, int parity, int entry, bool first) {
     std::uint64_t* empty = &shared.empty[buffer][region];
     std::uint64_t* full = &shared.full[buffer][region];
-    if (!w.gather_all && is_plain(p, tile)) {
-      announce();
-      if (me != 0) return;
+    if (is_gathered(w, p, tile)) {
+      // Only the first warp has waited for every earlier region: the other's parity could be that
+      // of an older phase.
+      if (first) meet();
       barrier_wait(empty, parity ^ 1);
-      barrier_arrive(full, 127);
-      barrier_expect(full, chunk_count(region) * kChunkBytes);
-      const int step = min(a.page_size, kTileKeys);
-      for (int row = 0; row < kTileKeys; row += step) {
-        const auto slot = static_cast<int>(slot_of(a, w.request, p, tile * kTileKeys + row));
-        for (int c = 0; c < chunk_count(region); ++c) {
-          const int chunk = first_chunk(region) + c;
-          tma_load(tiles + buffer * kTileBytes + chunk * kChunkBytes + row * 128, pool_map,
-                   chunk * 64, slot, full);
-        }
+      if (first) {
+        index_tile(tile, buffer, entry);
+        meet();
+      }
+      if (region == kRope) {
+        gather<1>(buffer, region);
+      } else {
+        gather<2>(buffer, region);
       }
       return;
     }
-    // Thread 0 has waited for every earlier region, so no parity is a phase behind.
-    named_sync(kLoaders, 128);
-    acquire(empty, parity ^ 1);
-    if (first_region) {
-      index_tile(tile, buffer);
-      named_sync(kLoaders, 128);
+    if (me >= 32) return;
+    const int count = chunk_count(region), box = count == 1 ? me : me / 2;
+    const int slot = slot_from(__shfl_sync(~0u, entry, 2 * box % 32), tile * kTileKeys);
+    barrier_wait(empty, parity ^ 1);
+    if (me == 0) {
+      barrier_arrive(full, kFills - 1);
+      barrier_expect(full, count * kChunkBytes);
     }
-    announce();
-    gather(buffer, region);
+    __syncwarp();
+    if (box << w.page_shift < kTileKeys) {
+      const int chunk = 2 * region + (count == 1 ? 0 : me % 2);
+      tma_load(tiles + buffer * kTileBytes + chunk * kChunkBytes + (box << w.page_shift) * 128,
+               pool_map, chunk * 64, slot, full);
+    }
   }
 
-  // In the order in which the regions become free.
   __device__ void run() {
+    const auto look_ahead = [&](int i) {
+      if (2 * i < w.tiles) ahead[0] = entry_of(w.first_tile + 2 * i);
+      if (2 * i + 1 < w.tiles) ahead[1] = entry_of(w.first_tile + 2 * i + 1);
+    };
+    look_ahead(0);
+#pragma unroll 1
     for (int i = 0; 2 * i < w.tiles; ++i) {
       const int tile = w.first_tile + 2 * i, parity = i & 1;
-      const bool both = 2 * i + 1 < w.tiles;
-      load(tile, 0, kLeft, parity, true);
-      if (both) {
-        load(tile + 1, 1, kRight, parity, true);
-        load(tile + 1, 1, kLeft, parity, false);
-        load(tile + 1, 1, kRope, parity, false);
+      const int entry0 = ahead[0], entry1 = ahead[1];
+      look_ahead(i + 1);
+      // One body for the five steps of a stream: the copies of it would not fit the registers.
+#pragma unroll 1
+      for (int step = 0; step < kRegions; ++step) {
+        const int buffer = step < 2 ? stream : 1 - stream;
+        if (2 * i + buffer >= w.tiles) continue;
+        const int region = step == 4 ? kRope : 2 * stream + step % 2;
+        load(tile + buffer, buffer, region, parity, buffer == 0 ? entry0 : entry1,
+             step == 0 || step == 2);
       }
-      load(tile, 0, kRight, parity, false);
-      load(tile, 0, kRope, parity, false);
     }
-    announce();
   }
 };
 
-// Products of q with one region's columns of a key tile.
+// Products of q with one region's columns of a key tile; both as descriptors.
 template <class T>
 __device__ void score_region(float (&s)[32], std::uint32_t q, std::uint32_t k, int region,
                              bool add) {
@@ -174,22 +206,21 @@ __device__ void score_region(float (&s)[32], std::uint32_t q, std::uint32_t k, i
   for (int c = 0; c < chunk_count(region); ++c) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const auto at =
-          static_cast<std::uint32_t>((first_chunk(region) + c) * kChunkBytes + step * 32);
-      wgmma_scores<T>(s, tile_descriptor(q + at), tile_descriptor(k + at),
-                      add || c > 0 || step > 0 ? 1 : 0);
+      const auto at = static_cast<std::uint32_t>(((2 * region + c) * kChunkBytes + step * 32) / 16);
+      wgmma_scores<T>(s, q + at, k + at, add || c > 0 || step > 0 ? 1 : 0);
     }
   }
 }
 
 // Masks scores, if the tile needs it, and gives each of this thread's two rows its maximum.
 __device__ inline void mask_and_max(float (&s)[32], const Shared& shared, int buffer, bool plain,
-                                    int row, float factor, float (&best)[2]) {
+                                    const int (&node)[2], float factor, float (&best)[2]) {
   const int column = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (!plain) {
-      const std::uint64_t bits = shared.visible[buffer][row + 8 * h] >> column;
+      const std::uint32_t* mask = shared.visible[buffer][node[h]];
+      const std::uint64_t bits = (std::uint64_t{mask[1]} << 32 | mask[0]) >> column;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -235,45 +266,52 @@ __device__ inline void rescale(float (&o)[128], const float (&by)[2]) {
   for (int i = 0; i < 128; ++i) o[i] *= by[i / 2 % 2];
 }
 
-// Weights as the A operand: the layout of scores in registers is that of four 16-key steps.
+// Weights, times a factor per row, as the A operand: the layout of scores in registers is that of
+// four 16-key steps.
 template <class T>
 __device__ void pack_weights(const float (&s)[32], std::uint32_t (&packed)[16]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) packed[i] = pack<T>(s[2 * i], s[2 * i + 1]);
 }
-
-// Stores packed weights over the rope chunk of their tile, as a swizzled [64 x 64] operand.
-__device__ inline void store_weights(const std::uint32_t (&packed)[16], std::uint8_t* chunk,
-                                     int row) {
-  const int lane = static_cast<int>(threadIdx.x) % 4 * 4;
+template <class T>
+__device__ void pack_weights(const float (&s)[32], const float (&by)[2],
+                             std::uint32_t (&packed)[16]) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int r = row + i % 2 * 8, unit = i / 2;
-    *reinterpret_cast<std::uint32_t*>(chunk + r * 128 + ((unit ^ (r & 7)) << 4) + lane) = packed[i];
+  for (int i = 0; i < 16; ++i) packed[i] = pack<T>(s[2 * i] * by[i % 2], s[2 * i + 1] * by[i % 2]);
+}
+
+// Stores weights over the rope chunk of their tile, as a swizzled [64 x 64] operand.
+__device__ inline void store_weights(const std::uint32_t (&packed)[16], std::uint8_t* chunk) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int unit = 2 * i + lane / 16;
+    store_matrices(shared_address(chunk + row * 128 + ((unit ^ (row & 7)) << 4)), packed + 4 * i);
   }
   fence_async_proxy();
 }
 
+// o += weights times half of a tile's value columns; a commit group. `v`, and weights in shared
+// memory, are descriptors.
 template <class T>
-__device__ void values_from_registers(float (&o)[128], std::uint32_t (&packed)[16],
-                                      std::uint32_t v) {
+__device__ void add_values(float (&o)[128], std::uint32_t (&packed)[16], std::uint32_t v) {
   settle(packed);
   wgmma_fence(o);
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    wgmma_values<T>(o, packed + 4 * step,
-                    tile_descriptor(v + static_cast<std::uint32_t>(step * 2048)));
+    wgmma_values<T>(o, packed + 4 * step, v + static_cast<std::uint32_t>(step * 2048 / 16));
   }
   wgmma_commit();
 }
 
 template <class T>
-__device__ void values_from_shared(float (&o)[128], std::uint32_t weights, std::uint32_t v) {
+__device__ void add_values(float (&o)[128], std::uint32_t weights, std::uint32_t v) {
   wgmma_fence(o);
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    wgmma_values<T>(o, tile_descriptor(weights + static_cast<std::uint32_t>(step * 32)),
-                    tile_descriptor(v + static_cast<std::uint32_t>(step * 2048)));
+    wgmma_values<T>(o, weights + static_cast<std::uint32_t>(step * 32 / 16),
+                    v + static_cast<std::uint32_t>(step * 2048 / 16));
   }
   wgmma_commit();
 }
@@ -288,41 +326,48 @@ struct Consumer {
   std::uint8_t* q;
   std::uint8_t* tiles;
   float factor;  // scale log2(e)
+  int heads;
 
+  int node[2];  // of rows `row` and `row + 8`, within the block
   float o[128];
-  float top[2], sum[2];  // of rows `row` and `row + 8`; the sum over this thread's columns
+  float top[2], sum[2];  // of the two rows; the sum over this thread's columns
 
   __device__ int row() const {
     return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
   }
   __device__ bool writes_row() const { return threadIdx.x % 4 == 0; }
+  // Descriptor of a region of a key tile.
   __device__ std::uint32_t region(int buffer, int which) const {
-    return shared_address(tiles) +
-           static_cast<std::uint32_t>(buffer * kTileBytes + first_chunk(which) * kChunkBytes);
+    return tile_descriptor(shared_address(tiles)) +
+           static_cast<std::uint32_t>((buffer * kTileBytes + which * 2 * kChunkBytes) / 16);
   }
   __device__ void release(int buffer, int which) {
     if (threadIdx.x % 32 == 0) barrier_arrive(&shared.empty[buffer][which]);
   }
 
-  // Scores this side's tile, its earliest loaded columns first.
-  __device__ void score(float (&s)[32], int parity) {
-    const std::uint32_t keys = region(side, kLeft), queries = shared_address(q);
-    constexpr int order[3] = {side == 0 ? kLeft : kRight, side == 0 ? kRight : kLeft, kRope};
+  // Issues the products of q with this side's tile, steps [from, to) of the order of its loads.
+  template <int from, int to>
+  __device__ void score(float (&s)[32], int i) {
+    constexpr int kOrder[2][kRegions] = {{0, 1, 2, 3, kRope}, {2, 3, 0, 1, kRope}};
+    const std::uint32_t keys = region(side, 0), queries = tile_descriptor(shared_address(q));
+    const bool gathered = is_gathered(w, p, w.first_tile + 2 * i + side);
     wgmma_fence(s);
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      barrier_wait(&shared.full[side][order[i]], parity);
-      score_region<T>(s, queries, keys, order[i], i > 0);
+    for (int step = from; step < to; ++step) {
+      const int which = kOrder[side][step];
+      barrier_wait(&shared.full[side][which], i & 1);
+      if (gathered) fence_async_proxy();
+      score_region<T>(s, queries, keys, which, step > 0);
     }
     wgmma_commit();
-    wgmma_wait<0>(s);
   }
 
-  __device__ void pair_even(int tile, int parity, bool both) {
-    float s[32], best[2], shift[2], by[2];
+  // `s` holds the scores of this side's tile of pair i; on return, those of its next one, if any.
+  template <bool both, bool more>
+  __device__ void pair_even(float (&s)[32], int i) {
+    float best[2], shift[2], by[2];
     std::uint32_t packed[16];
-    score(s, parity);
-    mask_and_max(s, shared, 0, is_plain(p, tile), row(), factor, best);
+    mask_and_max(s, shared, 0, is_plain(p, w.first_tile + 2 * i), node, factor, best);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       best[h] = fmaxf(top[h], best[h]);
@@ -331,44 +376,54 @@ struct Consumer {
       sum[h] *= by[h];
       if (writes_row()) shared.top[0][row() + 8 * h] = best[h];
     }
-    named_arrive(kTop0, 256);
+    named_arrive<kTop0>(256);
     weigh(s, factor, shift, sum);
     rescale(o, by);
     pack_weights<T>(s, packed);
-    values_from_registers<T>(o, packed, region(0, kLeft));
-    named_sync(kTop1, 256);
+    add_values<T>(o, packed, region(0, 0));
+    named_sync<kTop1>(256);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       top[h] = shared.top[1][row() + 8 * h];
       by[h] = exp2_fast(best[h] - shift_of(top[h]));
       sum[h] *= by[h];
     }
-#pragma unroll
-    for (int i = 0; i < 32; ++i) s[i] *= by[i / 2 % 2];
-    std::uint32_t shrunk[16];
-    pack_weights<T>(s, shrunk);
-    store_weights(shrunk, tiles + kRopeOffset, row());
-    named_arrive(kWeights0, 256);
+    std::uint32_t scaled[16];
+    pack_weights<T>(s, by, scaled);
+    store_weights(scaled, tiles + kRopeOffset);
+    named_arrive<kWeights0>(256);
     wgmma_wait<0>(o);
-    release(0, kLeft);
+    release(0, 0);
+    release(0, 1);
     rescale(o, by);
-    named_sync(kWeights1, 256);
+    named_sync<kWeights1>(256);
     if (both) {
-      values_from_shared<T>(o, region(1, kRope), region(1, kLeft));
-      wgmma_wait<0>(o);
-      release(1, kLeft);
+      add_values<T>(o, region(1, kRope), region(1, 0));
+      // The next scores queue behind them; their first keys were asked for 128 columns ago.
+      if (more) {
+        score<0, 2>(s, i + 1);
+        wgmma_wait<1>(o);
+      } else {
+        wgmma_wait<0>(o);
+      }
+      release(1, 0);
+      release(1, 1);
       release(1, kRope);
+      if (more) {
+        score<2, kRegions>(s, i + 1);
+        wgmma_wait<0>(s);
+      }
     }
   }
 
-  __device__ void pair_odd(int tile, int parity, bool both) {
-    float s[32], best[2] = {-INFINITY, -INFINITY}, shift[2], by[2];
+  template <bool both, bool more>
+  __device__ void pair_odd(float (&s)[32], int i) {
+    float best[2] = {-INFINITY, -INFINITY}, shift[2], by[2];
     std::uint32_t packed[16];
     if (both) {
-      score(s, parity);
-      mask_and_max(s, shared, 1, is_plain(p, tile + 1), row(), factor, best);
+      mask_and_max(s, shared, 1, is_plain(p, w.first_tile + 2 * i + 1), node, factor, best);
     }
-    named_sync(kTop0, 256);
+    named_sync<kTop0>(256);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float first = shared.top[0][row() + 8 * h];
@@ -379,24 +434,32 @@ struct Consumer {
       top[h] = best[h];
       if (writes_row()) shared.top[1][row() + 8 * h] = best[h];
     }
-    named_arrive(kTop1, 256);
+    named_arrive<kTop1>(256);
     if (both) {
       weigh(s, factor, shift, sum);
       pack_weights<T>(s, packed);
-      store_weights(packed, tiles + kTileBytes + kRopeOffset, row());
+      store_weights(packed, tiles + kTileBytes + kRopeOffset);
     }
-    named_arrive(kWeights1, 256);
     rescale(o, by);
-    if (both) values_from_registers<T>(o, packed, region(1, kRight));
-    named_sync(kWeights0, 256);
-    values_from_shared<T>(o, region(0, kRope), region(0, kRight));
+    if (both) add_values<T>(o, packed, region(1, 2));
+    named_sync<kWeights0>(256);
+    if (is_gathered(w, p, w.first_tile + 2 * i)) fence_async_proxy();
+    add_values<T>(o, region(0, kRope), region(0, 2));
+    // Only now: the other's products would delay these, which more loads wait for.
+    named_arrive<kWeights1>(256);
     if (both) {
-      wgmma_wait<1>(o);
-      release(1, kRight);
+      wgmma_wait<1>();
+      release(1, 2);
+      release(1, 3);
     }
     wgmma_wait<0>(o);
-    release(0, kRight);
+    release(0, 2);
+    release(0, 3);
     release(0, kRope);
+    if (more) {
+      score<0, kRegions>(s, i + 1);
+      wgmma_wait<0>(s);
+    }
   }
 
   static constexpr int kRopeOffset = 8 * kChunkBytes;
@@ -406,16 +469,30 @@ struct Consumer {
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) node[h] = (w.row0 + row() + 8 * h) / heads - w.first_node;
     barrier_wait(&shared.q_full, 0);
+    float s[32];
+    if (w.tiles > side) {
+      score<0, kRegions>(s, 0);
+      wgmma_wait<0>(s);
+    }
+    int i = 0;
 #pragma unroll 1
-    for (int i = 0; 2 * i < w.tiles; ++i) {
-      const int tile = w.first_tile + 2 * i;
-      const bool both = 2 * i + 1 < w.tiles;
-      if constexpr (side == 0) {
-        pair_even(tile, i & 1, both);
-      } else {
-        pair_odd(tile, i & 1, both);
-      }
+    for (; 2 * i + 2 + side < w.tiles; ++i) pair<true, true>(s, i);
+    if (2 * i + 1 < w.tiles) {
+      pair<true, false>(s, i);
+      ++i;
+    }
+    if (2 * i < w.tiles) pair<false, false>(s, i);
+  }
+
+  template <bool both, bool more>
+  __device__ void pair(float (&s)[32], int i) {
+    if constexpr (side == 0) {
+      pair_even<both, more>(s, i);
+    } else {
+      pair_odd<both, more>(s, i);
     }
   }
 };
@@ -433,7 +510,9 @@ __device__ void write_result(const Attention& a, const Plan& p, const Work& w, i
     sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
     if (lane == 0) shared.sum[side][row + 8 * h] = sum[h];
   }
-  named_sync(kBoth, 256);
+  // Of the loading warps too, which must not have left: synccheck takes that for a divergence.
+  named_sync<kEnd>(kThreads);
+  cudaTriggerProgrammaticLaunchCompletion();
   const std::int64_t request_row = static_cast<std::int64_t>(w.request) * a.nodes * a.heads;
   const std::int64_t part = part_row(a, p, kCut, w.request, block, split);
 #pragma unroll
@@ -498,10 +577,33 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int row0 = block * kTileRows;
   if (split >= p.splits || (block > 0 && row0 >= a.nodes * a.heads)) return;
 
-  const Work w{request, row0, split * p.per_split,
+  const Work w{request,
+               row0,
+               row0 / a.heads,
+               split * p.per_split,
                min(p.per_split, ceil_div(p.keys, kTileKeys) - split * p.per_split),
+               31 - __clz(a.page_size),
                a.page_size < 16};
-  const bool idle = row0 >= p.active;
+  const bool idle = row0 >= p.active || w.tiles <= 0;
+  const auto base = (reinterpret_cast<std::uintptr_t>(dynamic) + 1023) & ~std::uintptr_t{1023};
+  auto* q = reinterpret_cast<std::uint8_t*>(base);
+  std::uint8_t* tiles = q + kTileBytes;
+  if (threadIdx.x == 0 && !idle) {
+    for (int buffer = 0; buffer < 2; ++buffer) {
+      for (int region = 0; region < kRegions; ++region) {
+        barrier_init(&shared.full[buffer][region], kFills);
+        barrier_init(&shared.empty[buffer][region], 4);
+      }
+    }
+    barrier_init(&shared.q_full, 1);
+    barrier_init_done();
+    barrier_expect(&shared.q_full, kTileBytes);
+    for (int c = 0; c < kChunks; ++c) {
+      tma_load(q + c * kChunkBytes, q_map, c * 64, request * a.nodes * a.heads + row0,
+               &shared.q_full);
+    }
+    prefetch(pool_map);
+  }
   const int first = w.first_tile * kTileKeys;
   const bool bad = any_bad(a, request, p, first, min(p.keys, first + w.tiles * kTileKeys)) || p.bad;
   if (threadIdx.x == 0 && block == 0) {
@@ -511,47 +613,29 @@ __global__ void __launch_bounds__(kThreads, 1)
       a.part_bad[request * kCut.blocks + split] = bad ? 1 : 0;
     }
   }
-  if (bad || idle || w.tiles <= 0) {
+  if (bad || idle) {
+    if (threadIdx.x == 0 && !idle)
+      barrier_wait(&shared.q_full, 0);  // no block ends before its loads
     if (p.splits == 1) write_pads<O>(a, request, row0);
     return;
   }
 
-  const auto base = (reinterpret_cast<std::uintptr_t>(dynamic) + 1023) & ~std::uintptr_t{1023};
-  auto* q = reinterpret_cast<std::uint8_t*>(base);
-  std::uint8_t* tiles = q + kTileBytes;
-  if (threadIdx.x == 0) {
-    for (int buffer = 0; buffer < 2; ++buffer) {
-      for (int region = 0; region < 3; ++region) {
-        barrier_init(&shared.full[buffer][region], 128);
-        barrier_init(&shared.empty[buffer][region], 4);
-      }
-    }
-    barrier_init(&shared.q_full, 1);
-    barrier_init_done();
-  }
-  __syncthreads();
-
   const float factor = a.scale * 1.44269504088896341f;
   if (threadIdx.x < 128) {
     more_registers<224>();
-    Consumer<T, 0> consumer{p, w, shared, q, tiles, factor, {}, {}, {}};
+    Consumer<T, 0> consumer{p, w, shared, q, tiles, factor, a.heads, {}, {}, {}, {}};
     consumer.run();
     write_result<T, O, 0>(a, p, w, block, split, shared, consumer);
   } else if (threadIdx.x < 256) {
     more_registers<224>();
-    Consumer<T, 1> consumer{p, w, shared, q, tiles, factor, {}, {}, {}};
+    Consumer<T, 1> consumer{p, w, shared, q, tiles, factor, a.heads, {}, {}, {}, {}};
     consumer.run();
     write_result<T, O, 1>(a, p, w, block, split, shared, consumer);
   } else {
     fewer_registers<56>();
-    if (threadIdx.x == 256) {
-      barrier_expect(&shared.q_full, kTileBytes);
-      for (int c = 0; c < kChunks; ++c) {
-        tma_load(q + c * kChunkBytes, q_map, c * 64, request * a.nodes * a.heads + row0,
-                 &shared.q_full);
-      }
-    }
-    Loader{a, p, w, shared, tiles, pool_map}.run();
+    const int me = static_cast<int>(threadIdx.x) % 128;
+    Loader{a, p, w, shared, tiles, pool_map, me / 64, me % 64}.run();
+    named_sync<kEnd>(kThreads);
   }
 #endif
 }
@@ -628,8 +712,17 @@ bool run(Attention a, void* workspace, cudaStream_t stream) {
   KDTR_LAUNCHED("verify_attn@1");
   const int rows = a.nodes * a.heads;
   if (a.parts > 0) {
-    // grid: a block per row, R; block: 128; smem: 1 KB static
-    merge_splits<O><<<{static_cast<unsigned>(rows), requests}, kMergeThreads, 0, stream>>>(a, kCut);
+    // grid: a block per row, R; block: 128; smem: 2 KB static
+    cudaLaunchConfig_t config{};
+    config.gridDim = {static_cast<unsigned>(rows), requests, 1};
+    config.blockDim = {kMergeThreads, 1, 1};
+    config.stream = stream;
+    cudaLaunchAttribute early{};  // start while the last blocks end; it waits for them itself
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    KDTR_CUDA(cudaLaunchKernelEx(&config, merge_splits<O>, std::as_const(a), std::as_const(kCut)));
     KDTR_LAUNCHED("verify_attn@1");
   }
   return true;

@@ -16,17 +16,7 @@ __device__ inline void barrier_init(std::uint64_t* bar, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count));
 }
 __device__ inline void barrier_init_done() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ inline bool barrier_test(std::uint64_t* bar, int parity) {
-  std::uint32_t done;
-  asm volatile(
-      "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
-      "p; }"
-      : "=r"(done)
-      : "r"(shared_address(bar)), "r"(parity)
-      : "memory");
-  return done != 0;
+  asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
 }
 // Returns once the phase of this parity has completed.
 __device__ inline void barrier_wait(std::uint64_t* bar, int parity) {
@@ -48,11 +38,13 @@ __device__ inline void barrier_expect(std::uint64_t* bar, int bytes) {
 }
 
 // Hardware barriers among `threads` threads; `arrive` does not wait.
-__device__ inline void named_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+template <int id>
+__device__ void named_sync(int threads) {
+  asm volatile("bar.sync %0, %1;" ::"n"(id), "r"(threads) : "memory");
 }
-__device__ inline void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+template <int id>
+__device__ void named_arrive(int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"n"(id), "r"(threads) : "memory");
 }
 
 // Ordinary stores to shared memory before it are seen by wgmma and TMA after it.
@@ -60,6 +52,9 @@ __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+__device__ inline void prefetch(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
 __device__ inline void tma_load(void* to, const CUtensorMap& map, int column, int row,
                                 std::uint64_t* bar) {
   asm volatile(
@@ -75,10 +70,17 @@ __device__ inline void copy16(std::uint32_t to, const void* from, bool there) {
                "r"(there ? 16 : 0)
                : "memory");
 }
-__device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int pending>
-__device__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+// Arrives once all of this thread's copies so far are done.
+__device__ inline void barrier_arrive_copied(std::uint64_t* bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar))
+               : "memory");
+}
+
+// Four 8x8 matrices of 2-byte elements; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ inline void store_matrices(std::uint32_t to, const std::uint32_t* words) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
 }
 
 template <int count>
@@ -109,18 +111,24 @@ __device__ void wgmma_fence(float (&d)[n]) {
 __device__ inline void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
+template <int pending>
+__device__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
 template <int pending, int n>
 __device__ void wgmma_wait(float (&d)[n]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
   settle(d);
 }
 
-// Descriptor of a tile of 128-byte rows, 128-byte swizzle, 8-row groups 1,024 bytes apart;
-// 64-column chunks 8,192 bytes apart, which only operands that run along columns (V) use.
-__device__ inline std::uint64_t tile_descriptor(std::uint32_t address) {
-  return static_cast<std::uint64_t>((address & 0x3FFFF) >> 4) | std::uint64_t{512} << 16 |
-         std::uint64_t{64} << 32 | std::uint64_t{1} << 62;
+// Low word of the descriptor of a tile of 128-byte rows, 128-byte swizzle, 8-row groups 1,024 bytes
+// apart, 64-column chunks 8,192 bytes apart, which only operands that run along columns (V) use.
+// Adding n to it moves the tile by 16 n bytes. The high word is constant, and is added within the
+// instruction so that the compiler does not keep 64-bit copies in registers.
+__device__ inline std::uint32_t tile_descriptor(std::uint32_t address) {
+  return (address & 0x3FFFF) >> 4 | 512 << 16;
 }
+#define KDTR_DESCRIPTOR_HIGH 0x40000040
 
 __device__ inline float exp2_fast(float x) {
   float y;
@@ -162,15 +170,16 @@ __device__ std::uint32_t pack(float low, float high) {
 
 #define KDTR_WGMMA_QK(type)                                                     \
   asm volatile(                                                                 \
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"                                \
+      "{ .reg .pred p; .reg .b64 q, k;\n"                                       \
+      "setp.ne.b32 p, %34, 0; mov.b64 q, {%32, %35}; mov.b64 k, {%33, %35};\n"  \
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" KDTR_D32 \
-      "}, %32, %33, p, 1, 1, 0, 0; }"                                           \
+      "}, q, k, p, 1, 1, 0, 0; }"                                               \
       : KDTR_F32(s, 0)                                                          \
-      : "l"(q), "l"(k), "r"(add))
+      : "r"(q), "r"(k), "r"(add), "r"(KDTR_DESCRIPTOR_HIGH))
 
 // s [64 x 64] (+)= q [64 x 16] k^T, both row tiles in shared memory.
 template <class T>
-__device__ void wgmma_scores(float (&s)[32], std::uint64_t q, std::uint64_t k, int add) {
+__device__ void wgmma_scores(float (&s)[32], std::uint32_t q, std::uint32_t k, int add) {
   if constexpr (std::is_same_v<T, __half>) {
     KDTR_WGMMA_QK("f16");
   } else {
@@ -180,15 +189,16 @@ __device__ void wgmma_scores(float (&s)[32], std::uint64_t q, std::uint64_t k, i
 
 #define KDTR_WGMMA_PV(type)                                                       \
   asm volatile(                                                                   \
-      "{ .reg .pred p; setp.ne.b32 p, %133, 0;\n"                                 \
+      "{ .reg .pred p; .reg .b64 v;\n"                                            \
+      "setp.ne.b32 p, %133, 0; mov.b64 v, {%132, %134};\n"                        \
       "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" KDTR_D128 \
-      "}, {%128, %129, %130, %131}, %132, p, 1, 1, 1; }"                          \
+      "}, {%128, %129, %130, %131}, v, p, 1, 1, 1; }"                             \
       : KDTR_F128(o)                                                              \
-      : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v), "r"(1))
+      : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "r"(v), "r"(1), "r"(KDTR_DESCRIPTOR_HIGH))
 
 // o [64 x 256] += p [64 x 16] v, p in registers.
 template <class T>
-__device__ void wgmma_values(float (&o)[128], const std::uint32_t* p, std::uint64_t v) {
+__device__ void wgmma_values(float (&o)[128], const std::uint32_t* p, std::uint32_t v) {
   if constexpr (std::is_same_v<T, __half>) {
     KDTR_WGMMA_PV("f16");
   } else {
@@ -196,17 +206,18 @@ __device__ void wgmma_values(float (&o)[128], const std::uint32_t* p, std::uint6
   }
 }
 
-#define KDTR_WGMMA_PV_SHARED(type)                                                \
-  asm volatile(                                                                   \
-      "{ .reg .pred p; setp.ne.b32 p, %130, 0;\n"                                 \
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" KDTR_D128 \
-      "}, %128, %129, p, 1, 1, 0, 1; }"                                           \
-      : KDTR_F128(o)                                                              \
-      : "l"(p), "l"(v), "r"(1))
+#define KDTR_WGMMA_PV_SHARED(type)                                                  \
+  asm volatile(                                                                     \
+      "{ .reg .pred p; .reg .b64 w, v;\n"                                           \
+      "setp.ne.b32 p, %130, 0; mov.b64 w, {%128, %131}; mov.b64 v, {%129, %131};\n" \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" KDTR_D128   \
+      "}, w, v, p, 1, 1, 0, 1; }"                                                   \
+      : KDTR_F128(o)                                                                \
+      : "r"(p), "r"(v), "r"(1), "r"(KDTR_DESCRIPTOR_HIGH))
 
-// o [64 x 256] += p [64 x 16] v, p in shared memory.
+// The same, p in shared memory.
 template <class T>
-__device__ void wgmma_values(float (&o)[128], std::uint64_t p, std::uint64_t v) {
+__device__ void wgmma_values(float (&o)[128], std::uint32_t p, std::uint32_t v) {
   if constexpr (std::is_same_v<T, __half>) {
     KDTR_WGMMA_PV_SHARED("f16");
   } else {
