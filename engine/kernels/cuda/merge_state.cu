@@ -1,14 +1,16 @@
-// merge_state@1 on cuda: one pass, o f32 | bf16 | f16, f32 arithmetic.
+// merge_state@1 on cuda: one pass, 16 bytes at a time where rows allow, o f32 | bf16 | f16, f32
+// arithmetic.
 // o_a, o_b [R, N, H, Dv], lse_a, lse_b [R, N, H] -> o, lse, status [R]; no aliasing.
 #include <cmath>
 
+#include "detail/block.cuh"
 #include "detail/floats.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 512, kWarps = kThreads / 32;
 
 struct Merge {
   const void *o_a, *o_b;
@@ -17,25 +19,75 @@ struct Merge {
   float* lse;
   std::int32_t* status;
   int rows, width;  // rows of a request (N H), columns (Dv)
+  bool vectors;     // whether every row is whole 16-byte vectors of o_a and o_b
+};
+
+template <class T, int n>
+struct alignas(n * sizeof(T)) Vector {
+  T at[n];
 };
 
 __device__ bool refused(float lse) { return !(lse < INFINITY); }
 
+// o = w_a o_a + w_b o_b over the columns of a row, by a warp, n at a time.
+template <int n, class T, class O>
+__device__ void blend(const T* o_a, const T* o_b, O* o, int width, float w_a, float w_b) {
+  using In = Vector<T, n>;
+  using Out = Vector<O, n>;
+#pragma unroll 2
+  for (int c = static_cast<int>(threadIdx.x % 32) * n; c < width; c += 32 * n) {
+    const In a = *reinterpret_cast<const In*>(o_a + c), b = *reinterpret_cast<const In*>(o_b + c);
+    Out out;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      out.at[i] = narrow<O>(fmaf(w_a, widen(a.at[i]), w_b * widen(b.at[i])));
+    }
+    *reinterpret_cast<Out*>(o + c) = out;
+  }
+}
+
+// o = `only`, or 0 where there is none: not multiplied, for the other part may hold anything.
+template <int n, class T, class O>
+__device__ void copy(const T* only, O* o, int width) {
+  using In = Vector<T, n>;
+  using Out = Vector<O, n>;
+#pragma unroll 2
+  for (int c = static_cast<int>(threadIdx.x % 32) * n; c < width; c += 32 * n) {
+    Out out;
+    if (only == nullptr) {
+#pragma unroll
+      for (int i = 0; i < n; ++i) out.at[i] = narrow<O>(0.0f);
+    } else {
+      const In in = *reinterpret_cast<const In*>(only + c);
+#pragma unroll
+      for (int i = 0; i < n; ++i) {
+        if constexpr (std::is_same_v<T, O>) {
+          out.at[i] = in.at[i];
+        } else {
+          out.at[i] = narrow<O>(widen(in.at[i]));
+        }
+      }
+    }
+    *reinterpret_cast<Out*>(o + c) = out;
+  }
+}
+
 // One warp per row. Each block looks at every lse of its request, for one bad row refuses them all.
 template <class T, class O>
 __global__ void __launch_bounds__(kThreads) merge(const Merge p) {
+  constexpr int kCount = 16 / static_cast<int>(sizeof(T));
   const std::int64_t request = blockIdx.y, first = request * p.rows;
   bool bad = false;
+#pragma unroll 8
   for (int i = static_cast<int>(threadIdx.x); i < p.rows; i += kThreads) {
     bad |= refused(p.lse_a[first + i]) || refused(p.lse_b[first + i]);
   }
-  bad = __syncthreads_or(bad) != 0;
+  bad = block_any(bad);
   if (blockIdx.x == 0 && threadIdx.x == 0) p.status[request] = bad ? kBadInput : kOk;
 
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(blockIdx.x * (kThreads / 32) + threadIdx.x / 32);
-  const int warps = static_cast<int>(gridDim.x) * (kThreads / 32);
-  for (int row = warp; row < p.rows; row += warps) {
+  const int warp = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x / 32);
+  for (int row = warp; row < p.rows; row += static_cast<int>(gridDim.x) * kWarps) {
     const std::int64_t at = first + row;
     const float a = bad ? -INFINITY : p.lse_a[at], b = bad ? -INFINITY : p.lse_b[at];
     const bool has_a = a != -INFINITY, has_b = b != -INFINITY;
@@ -45,23 +97,26 @@ __global__ void __launch_bounds__(kThreads) merge(const Merge p) {
     if (has_a && has_b) {
       const float top = fmaxf(a, b), rest = expf(fminf(a, b) - top), sum = 1.0f + rest;
       const float w_a = (a == top ? 1.0f : rest) / sum, w_b = (a == top ? rest : 1.0f) / sum;
-      for (int c = lane; c < p.width; c += 32) {
-        o[c] = narrow<O>(fmaf(w_a, widen(o_a[c]), w_b * widen(o_b[c])));
+      if (p.vectors) {
+        blend<kCount>(o_a, o_b, o, p.width, w_a, w_b);
+      } else {
+        blend<1>(o_a, o_b, o, p.width, w_a, w_b);
       }
       if (lane == 0) p.lse[at] = top + log1pf(rest);
     } else {
-      const T* only = has_a ? o_a : o_b;
-      for (int c = lane; c < p.width; c += 32) {
-        if constexpr (std::is_same_v<T, O>) {
-          o[c] = has_a || has_b ? only[c] : narrow<O>(0.0f);
-        } else {
-          o[c] = narrow<O>(has_a || has_b ? widen(only[c]) : 0.0f);
-        }
+      const T* only = has_a ? o_a : has_b ? o_b : nullptr;
+      if (p.vectors) {
+        copy<kCount>(only, o, p.width);
+      } else {
+        copy<1>(only, o, p.width);
       }
       if (lane == 0) p.lse[at] = has_a ? a : b;
     }
   }
 }
+
+bool aligned(const DLTensor& t) { return reinterpret_cast<std::uintptr_t>(bytes(t)) % 16 == 0; }
+bool whole_vectors(const DLTensor& t) { return aligned(t) && t.shape[3] * t.dtype.bits % 128 == 0; }
 
 void run(Call& c, void* stream) {
   const DLTensor& o_a = c.any("o_a", KDTR_IN, "R N H Dv");
@@ -85,15 +140,16 @@ void run(Call& c, void* stream) {
                          lse.data,
                          status.data,
                          static_cast<int>(rows),
-                         static_cast<int>(c.dim("Dv"))};
+                         static_cast<int>(c.dim("Dv")),
+                         whole_vectors(o_a) && whole_vectors(o_b) && aligned(o)};
   if (c.dim("R") == 0) return;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(rows / 8 + 1, 1024));
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(rows / kWarps + 1, 1024));
   with_float(c, "o_a", o_a.dtype, [&](auto in) {
     with_float(c, "o", o.dtype, [&](auto to) {
       using T = decltype(in);
       using O = decltype(to);
       if constexpr (std::is_same_v<T, O> || std::is_same_v<T, float>) {
-        // grid: a block per 8 rows, R; block: 8 warps, a row each; smem: none
+        // grid: a block per 16 rows, R; block: 16 warps, a row each; smem: none
         merge<T, O>
             <<<{blocks, static_cast<unsigned>(c.dim("R"))}, kThreads, 0, cuda_stream(stream)>>>(
                 merge_call);
