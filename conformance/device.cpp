@@ -138,6 +138,9 @@ class CudaMemory final : public Memory {
   }
   void upload(void* to, const void* from, std::size_t size) override {
     d_.check(d_.to_device(reinterpret_cast<std::uint64_t>(to), from, size), "cuMemcpyHtoD");
+    // From pageable memory it may return before the bytes are there, and the stream of the calls
+    // does not wait for the default one.
+    d_.check(d_.stream_sync(nullptr), "cuStreamSynchronize");
   }
   void download(void* to, const void* from, std::size_t size) override {
     d_.check(d_.to_host(to, reinterpret_cast<std::uint64_t>(from), size), "cuMemcpyDtoH");
