@@ -75,6 +75,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
         **os.environ,
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": path,
+        "PYTEST_PLUGINS": "kdtr.pytest_plugin",
         "NO_COLOR": "1",
         "COLUMNS": "200",
     }
@@ -117,27 +118,32 @@ def missing_line(expected: list[str], output: str) -> str:
 @pytest.mark.engine
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
 def test_what_a_page_shows_happens(page: Path, tmp_path: Path, shell: dict[str, str]) -> None:
+    follow(page, tmp_path, shell)
+
+
+def follow(page: Path, folder: Path, shell: dict[str, str]) -> None:
+    """Do what a page says, in a folder and an environment."""
     for block in blocks(page):
         where = f"{page.name}:{block.line + 1}"
         assert not block.note or block.note.startswith(NOTES), where
         if block.title:
-            (tmp_path / block.title).write_text(block.body, encoding="utf-8")
+            (folder / block.title).write_text(block.body, encoding="utf-8")
         if block.note.startswith("not run"):
             continue
         if block.kind == "console":
             for command, expected in sessions(block.body):
-                done = run(command, tmp_path, shell)
+                done = run(command, folder, shell)
                 may_refuse = any(word in line for line in expected for word in REFUSALS)
                 assert done.returncode == 0 or may_refuse, f"{where}: {command}\n{done.stdout}"
                 lacks = missing_line(expected, done.stdout)
                 assert not lacks, f"{where}: {command}\nno line: {lacks}\n{done.stdout}"
         elif block.kind == "sh" and not block.title:
-            done = run(f"set -e\n{block.body}", tmp_path, shell)
+            done = run(f"set -e\n{block.body}", folder, shell)
             assert done.returncode == 0, f"{where}\n{done.stdout}"
         elif block.kind == "python":
             compile(block.body, where, "exec")
             if not block.title and not block.note:
-                done = run(f"python - <<'END'\n{block.body}\nEND", tmp_path, shell)
+                done = run(f"python - <<'END'\n{block.body}\nEND", folder, shell)
                 assert done.returncode == 0, f"{where}\n{done.stdout}"
         else:
             assert block.kind in SHOWN | {"cuda", "rust"}, f"{where}: {block.kind} is not run"

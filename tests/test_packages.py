@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from test_docs import follow
 
 from kdtr import __version__
 
@@ -92,18 +93,34 @@ def test_the_wheel_holds_what_is_needed(wheel: Path) -> None:
     assert not [name for name in names if name.endswith((".kdtr", ".cu"))]
 
 
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PATH that begins with the programs of an environment in which the wheel is installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(folder, sys.executable, "-m", "venv", "--system-site-packages", "venv")
+    here = next(p for p in map(Path, sys.path) if (p / "numpy").is_dir())
+    site = next((folder / "venv").glob("lib/python*/site-packages"))
+    (site / "dependencies.pth").write_text(f"{here}\n")  # numpy, click and pytest of this one
+    run(folder, folder / "venv/bin/python", "-m", "pip", "install", "--no-deps", str(wheel))
+    return f"{folder}/venv/bin{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["index.md", "tutorial.md", "howto/cpp.md", "howto/pytest.md"])
+def test_a_page_comes_true_with_the_wheel_alone(page: str, installed: str, tmp_path: Path) -> None:
+    """As for someone who has the wheel and the page, and no source tree."""
+    drop = ("PYTHONPATH", "KDTR_BIN")
+    clean = {k: v for k, v in os.environ.items() if k not in drop}
+    environment = {**clean, "PATH": installed, "NO_COLOR": "1", "COLUMNS": "200"}
+    follow(ROOT / "docs" / page, tmp_path, environment)
+    assert not (tmp_path / "tests").exists()
+
+
 @pytest.mark.slow
 def test_a_user_of_the_wheel_certifies_from_python_cmake_and_pytest(
-    wheel: Path, tmp_path: Path
+    installed: str, tmp_path: Path
 ) -> None:
-    run(tmp_path, sys.executable, "-m", "venv", "--system-site-packages", "venv")
-    here = next(p for p in map(Path, sys.path) if (p / "numpy").is_dir())
-    site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
-    (site / "dependencies.pth").write_text(f"{here}\n")  # numpy, click and pytest of this one
-    python = tmp_path / "venv/bin/python"
-    run(tmp_path, python, "-m", "pip", "install", "--no-deps", str(wheel))
-    path = f"{tmp_path}/venv/bin{os.pathsep}{os.environ['PATH']}"
-
+    path = installed
     assert f"{__version__}, " in run(tmp_path, "kdtr", "doctor", PATH=path)
     command = ("kdtr", "certify", "--engine", "cpu", "--ops", "argmax", "--out", "certificate")
     assert "15 PASS" in run(tmp_path, *command, PATH=path)
@@ -123,4 +140,4 @@ def test_a_user_of_the_wheel_certifies_from_python_cmake_and_pytest(
         "def test_it(kdtr_case):\n"
         "    kdtr_case.judge_engine('cpu')\n"
     )
-    assert "1 passed" in run(tmp_path, python, "-m", "pytest", "-q", "test_it.py", PATH=path)
+    assert "1 passed" in run(tmp_path, "python", "-m", "pytest", "-q", "test_it.py", PATH=path)
