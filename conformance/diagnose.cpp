@@ -87,6 +87,10 @@ void generic(const Failed& f, std::vector<std::string>& out) {
     }
   }
   const bool is_real = is_float(f.want.actual);
+  if (is_real && f.want.judged == 'E' && all([&](auto i) { return f.value(i) == f.gold(i); })) {
+    out.push_back(name + " differs in the sign of zero only");
+    return;
+  }
   std::int64_t nans = 0;
   if (is_real)
     for (const std::int64_t i : f.comparison.where) nans += std::isnan(f.value(i)) ? 1 : 0;
@@ -155,8 +159,26 @@ void generic(const Failed& f, std::vector<std::string>& out) {
         return v == 0 && std::fabs(f.gold(i)) < 0x1p-126 ? f.gold(i) : v;
       }))
     out.push_back(name + " has denormals flushed to zero");
-  if (is_real && f.want.judged == 'E' && all([&](auto i) { return f.value(i) == f.gold(i); }))
-    out.push_back(name + " differs in the sign of zero only");
+}
+
+// Ids that stand for equal logits in another order than the op's.
+void ties(const Fixture& fixture, const Failed& f, std::vector<std::string>& out) {
+  const Argument* logits = fixture.argument("logits");
+  if (logits == nullptr || f.comparison.output != "ids" || !is_integer(f.want.actual)) return;
+  const std::int64_t vocabulary = logits->shape.empty() ? 0 : logits->shape.back();
+  std::int64_t rows = 1;
+  for (std::size_t i = 0; i + 1 < logits->shape.size(); ++i) rows *= logits->shape[i];
+  if (rows == 0 || vocabulary == 0 || f.n() % rows != 0) return;
+  for (const std::int64_t i : f.comparison.where) {
+    const auto got = static_cast<std::int64_t>(f.value(i));
+    const auto want = static_cast<std::int64_t>(f.gold(i));
+    if (std::min(got, want) < 0 || std::max(got, want) >= vocabulary) return;
+    const std::int64_t row = i / (f.n() / rows) * vocabulary;
+    const std::byte* data = logits->initial.data();
+    if (float_at(logits->dtype, data, row + got) != float_at(logits->dtype, data, row + want))
+      return;
+  }
+  out.push_back("`ids`: every wrong id has the wanted id's logit: the order of ties");
 }
 
 }  // namespace
@@ -187,7 +209,9 @@ std::vector<std::string> diagnose(const Fixture& fixture, const std::vector<Comp
                       (only ? "; all the others are right" : ""));
       }
     }
-    generic({c, expected->want, it->second}, out);
+    const Failed one{c, expected->want, it->second};
+    ties(fixture, one, out);
+    generic(one, out);
     for (const std::string& where : concentration(c, expected->want.shape, fixture.axes(c.output)))
       out.push_back("`" + c.output + "`: " + where);
   }

@@ -182,6 +182,18 @@ class Adapter:
         ask = getattr(self.engine, "unsupported", None)
         return str(ask(Call(core)) or "") if callable(ask) else ""
 
+    def outputs(self, op: str) -> str | None:
+        """Names of the outputs that the engine writes for an op, by commas; None for all.
+
+        An engine says so by a mapping `outputs` from ops to lists of names. An output that it
+        does not write is not checked, and the report lists it.
+        """
+        partial = getattr(self.engine, "outputs", None)
+        if not isinstance(partial, Mapping):
+            return None
+        names = partial.get(op, partial.get(op.partition("@")[0]))
+        return None if names is None else ",".join(names)
+
     def run(self, core: Any) -> None:
         """Run one call on the judge's stream."""
         kernel = self.kernel(core.op)

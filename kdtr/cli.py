@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdtr import __version__
-from kdtr.errors import KdtrError
+from kdtr.errors import EngineError, KdtrError
 
 if TYPE_CHECKING:
     from kdtr.fixture import Tier
@@ -640,6 +640,9 @@ def _check_op(run: Any, name: str, seeds: range, size: str) -> int:
     except relations.UnsupportedError as error:
         click.echo(f"--  {name}: not supported: {error}")
         return 2
+    except EngineError as error:
+        click.echo(f"{click.style('no', fg='red')}  {name}: run failed: {error}")
+        return 1
     for one in found:
         worst = one.worst
         mark = click.style("ok", fg="green") if worst.holds else click.style("no", fg="red")

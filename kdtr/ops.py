@@ -90,6 +90,12 @@ class Engine:
         reason: str = self._core.unsupported(*self._bind(op, out, state, arguments), arith)
         return reason
 
+    def outputs(self, op: str) -> frozenset[str]:
+        """Names of the outputs that the engine writes; others are left as they were."""
+        rules = contract.load(op)
+        written: list[str] | None = self._core.outputs(rules.id)
+        return frozenset(t.name for t in rules.outputs) if written is None else frozenset(written)
+
     def prepare(
         self,
         op: str,

@@ -106,7 +106,18 @@ def test_an_op_that_is_not_there_is_no_pass(tmp_path: Path) -> None:
     assert check(tmp_path, "merge_state")[0] == 2
     code, text = check(tmp_path, "rope")
     assert (code, len(text.splitlines())) == (2, 1)
-    assert "not today" in check(tmp_path, "tree_accept")[1]
+    code, text = check(tmp_path, "tree_accept")
+    assert (code, "no  tree_accept: run failed: " in text, "not today" in text) == (1, True, True)
+
+
+@pytest.mark.engine
+def test_an_output_that_an_engine_does_not_write_is_not_looked_at(tmp_path: Path) -> None:
+    body = "call.outputs['ids'].write(x.argmax(-1))"
+    text = ENGINE.format(body=body).replace('    call.outputs["status"].write(0)\n', "")
+    (tmp_path / "mine.py").write_text(text)
+    assert "no  argmax repeat" in check(tmp_path, "argmax")[1]
+    (tmp_path / "mine.py").write_text(text + "\noutputs = {'argmax': ['ids']}\n")
+    assert check(tmp_path, "argmax")[0] == 0
 
 
 def test_nothing_but_equal_bits_is_equal() -> None:

@@ -84,7 +84,10 @@ int main() {
   const std::vector<float> zeros{1, 0, 3, 4, 5, 6, 7};
   CHECK_HAS(said(
                 "y", [](float v, auto i) { return i == 1 ? -0.0f : v; }, zeros),
-            "`y` differs in the sign of zero only");
+            "`y` differs in the sign of zero only; ");
+  CHECK(said(
+            "y", [](float v, auto i) { return i == 1 ? -0.0f : v; }, zeros)
+            .find("rounded") == std::string::npos);
   // One wrong element fits no hypothesis about all of them.
   CHECK_EQ(said("y", [](float v, auto i) { return i == 3 ? v * 2 : v; }),
            std::string("`y`: all at N=3; "));

@@ -162,7 +162,7 @@ struct PyCall {
 // The Python side is `kdtr.adapter.Adapter`: describe(), supports(call), run(call).
 struct PyEngine {
   py::object adapter;
-  std::string error, reason, name, version;
+  std::string error, reason, name, version, outputs;
 };
 thread_local py::object pending;  // the adapter of the engine that is being created
 std::string create_error;
@@ -188,7 +188,7 @@ const kdtr_plugin_table kPython{
     KDTR_ABI_VERSION,
     sizeof(kdtr_plugin_table),
     [](const char*, void** engine) {
-      *engine = new PyEngine{pending, {}, {}, {}, {}};
+      *engine = new PyEngine{pending, {}, {}, {}, {}, {}};
       return static_cast<int>(KDTR_OK);
     },
     [](void* engine) {
@@ -218,7 +218,16 @@ const kdtr_plugin_table kPython{
       *reason = self->reason.c_str();
       return self->reason.empty() ? 1 : 0;
     },
-    nullptr,
+    [](void* engine, const char* op) -> const char* {
+      auto* self = static_cast<PyEngine*>(engine);
+      bool all = true;
+      const int rc = with_python(engine, [&](PyEngine& me) {
+        const py::object names = me.adapter.attr("outputs")(op);
+        all = names.is_none();
+        if (!all) me.outputs = py::cast<std::string>(names);
+      });
+      return all || rc != KDTR_OK ? nullptr : self->outputs.c_str();
+    },
     nullptr,
     [](void* engine, const kdtr_call* call, void* stream) {
       return with_python(engine,
@@ -429,6 +438,9 @@ PYBIND11_MODULE(_core, m) {
                                const DLDevice d = e.host().device();
                                return py::make_tuple(static_cast<int>(d.device_type), d.device_id);
                              })
+      .def(
+          "outputs", [](PyHost& e, const std::string& op) { return e.host().outputs(op); },
+          py::arg("op"), "Names of the outputs that the engine writes; None for all.")
       .def("run", &PyHost::run, py::arg("op"), py::arg("inputs"), py::arg("outputs"),
            py::arg("state"), py::arg("attrs"), py::arg("arith"), py::arg("stream"))
       .def("unsupported", &PyHost::unsupported, py::arg("op"), py::arg("inputs"),
