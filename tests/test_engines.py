@@ -88,7 +88,7 @@ def test_last_wins_argmax_is_named(tmp_path: Path) -> None:
     write_engine(
         tmp_path,
         """
-x = call.inputs["logits"].numpy().astype(np.float32)
+x = (call.inputs["logits"].numpy().astype(np.uint32) << 16).view(np.float32)  # bf16
 call.outputs["ids"].write(x.shape[-1] - 1 - np.argmax(x[..., ::-1], -1))
 call.outputs["status"].write(0)
 """,
@@ -97,6 +97,7 @@ call.outputs["status"].write(0)
     assert code == 1
     assert "FAIL  argmax@1/ties" in text
     assert "first at" in text
+    assert "diagnosis: `ids`: every wrong id has the wanted id's logit: the order of ties" in text
 
 
 @pytest.mark.parametrize(
@@ -338,3 +339,18 @@ def test_score_ends_with_the_count(tmp_path: Path) -> None:
     assert mutants[0]["mutant"] == "correct"
     assert text.endswith(f" {len(mutants) - 1} killed, 0 survived\n")
     assert f"{len(mutants) - 1} killed, 0 survived" in (tmp_path / "m.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("order", "code", "said"),
+    [
+        ("published", 0, "1 PASS"),
+        ("counter", 1, "diagnosis: equals `insertion_order_ties`"),
+    ],
+)
+def test_the_search_of_the_paper_is_told_from_one_with_a_counter(
+    order: str, code: int, said: str
+) -> None:
+    only = ("--ops", "tree_build", "--case", "ties_every_level_ranks")
+    got, text = certify(ROOT / "thirdparty", f"ddtree:{order}", *only)
+    assert (got, said in text) == (code, True), text
