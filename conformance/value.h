@@ -37,7 +37,7 @@ inline std::uint64_t bits_at(DLDataType t, const std::byte* data, std::int64_t i
 }
 
 inline std::int64_t int_from(DLDataType t, std::uint64_t bits) {
-  if (t.code != 0 || t.bits >= 64) return static_cast<std::int64_t>(bits);
+  if (t.code != 0 || t.bits == 0 || t.bits >= 64) return static_cast<std::int64_t>(bits);
   const int shift = 64 - t.bits;
   return static_cast<std::int64_t>(bits << shift) >> shift;
 }

@@ -503,6 +503,10 @@ def _own(path: str | None, engine: str, alone: bool) -> list[str]:
 @click.option(
     "--repeat", type=click.IntRange(0), default=0, help="Run again; bits must not change."
 )
+@click.option("--alone", is_flag=True, help="Requests of a batch alone too; they must pass.")
+@click.option("--invariant", is_flag=True, help="As --alone, with the bits of the batch.")
+@click.option("--graph", is_flag=True, help="Replays of a captured CUDA graph too.")
+@click.option("--expect", metavar="FILE", help="Known failures: xfail and waive lines.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds a case [60].")
 @click.option("--no-isolate", is_flag=True, help="In the judge's own process, for a debugger.")
 def certify(
@@ -516,6 +520,10 @@ def certify(
     junit: str | None,
     save: str | None,
     repeat: int,
+    alone: bool,
+    invariant: bool,
+    graph: bool,
+    expect: str | None,
     timeout: float | None,
     no_isolate: bool,
 ) -> None:
@@ -546,8 +554,10 @@ def certify(
             arguments += ["--repeat", str(repeat)]
         if timeout is not None:
             arguments += ["--timeout", str(timeout)]
-        if no_isolate:
-            arguments.append("--no-isolate")
+        if expect is not None:
+            arguments += ["--expect", expect]
+        flags = {"alone": alone, "invariant": invariant, "graph": graph, "no-isolate": no_isolate}
+        arguments += [f"--{name}" for name, given in flags.items() if given]
         codes.append(engine.conform([*arguments, *paths]))
     if absent:
         click.echo(f"cuda: not certified, {absent}")

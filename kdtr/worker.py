@@ -21,17 +21,17 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--repeat", type=int, default=0)
     parser.add_argument("--save", default="")
-    parser.add_argument("--support", action="store_true")
-    options = parser.parse_args()
+    for flag in ("--alone", "--invariant", "--graph", "--support"):
+        parser.add_argument(flag, action="store_true")
+    options = vars(parser.parse_args())
+    spec, fd = options.pop("engine"), options.pop("fd")
     try:
-        engine = open_engine(options.engine)
+        engine = open_engine(spec)
     except KdtrError as error:
         line = json.dumps({"kind": "error", "why": str(error)}) + "\n"
-        os.write(options.fd, line.encode())
+        os.write(fd, line.encode())
         return error.exit_code
-    code: int = engine.serve(
-        options.engine, options.repeat, options.save, options.fd, options.support
-    )
+    code: int = engine.serve(spec, fd, **options)
     return code
 
 

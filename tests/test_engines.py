@@ -314,6 +314,13 @@ call.outputs["status"].write(0)
     paper = tmp_path / "paper/engine_under_test/certificate.json"
     assert json.loads(paper.read_text())["predicate"]["result"] == "FAILED"
 
+    code, text = certify(tmp_path, "engine_under_test", *only, "--invariant", "--alone", "--graph")
+    assert code == 1
+    assert "alone" in text
+    (tmp_path / "known").write_text("xfail argmax@1/ties engine_under_test on purpose\n")
+    code, text = certify(tmp_path, "engine_under_test", *only, "--expect", "known")
+    assert (code, "1 XFAIL" in text) == (0, True), text
+
     write_engine(tmp_path, "import time\ntime.sleep(60)")
     code, text = certify(tmp_path, "engine_under_test", *only, "--timeout", "1.5")
     assert code == 1

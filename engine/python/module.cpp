@@ -455,17 +455,20 @@ PYBIND11_MODULE(_core, m) {
           py::arg("path"), py::arg("repeat") = 0)
       .def(
           "serve",
-          [](PyHost& e, const std::string& spec, int repeat, const std::string& save, int fd,
-             bool support) {
+          [](PyHost& e, const std::string& spec, int fd, int repeat, const std::string& save,
+             bool alone, bool invariant, bool graph, bool support) {
             kdtr::conform::WorkerOptions options;
             options.engine = spec;
-            options.options.support = support;
             options.options.repeat = repeat;
+            options.options.alone = alone;
+            options.options.invariant = invariant;
+            options.options.graph = graph;
+            options.options.support = support;
             options.save = save;
             return kdtr::conform::serve(e.host(), options, fd);
           },
-          py::arg("spec"), py::arg("repeat"), py::arg("save"), py::arg("fd"),
-          py::arg("support") = false);
+          py::arg("spec"), py::arg("fd"), py::kw_only(), py::arg("repeat"), py::arg("save"),
+          py::arg("alone"), py::arg("invariant"), py::arg("graph"), py::arg("support"));
 
   m.def(
       "judge_element",
