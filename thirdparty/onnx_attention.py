@@ -1,7 +1,11 @@
-"""ONNX `Attention`, opset 23, in onnxruntime: a 576/512 head with a boolean mask. No lse."""
+"""ONNX `Attention`, opset 23: as many as 576 key and 512 value columns, a boolean mask, no lse.
+
+`runtime` is onnxruntime's CPU provider, `reference` the evaluator of the onnx package.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -11,11 +15,10 @@ import onnxruntime
 import torch
 from common import blank, requests
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from kdtr.adapter import Call
 
-__version__ = onnxruntime.__version__
-outputs = {"verify_attn": ["out", "status"]}
 _TYPES = {
     "f32": TensorProto.FLOAT,
     "f16": TensorProto.FLOAT16,
@@ -23,8 +26,7 @@ _TYPES = {
 }
 
 
-@cache
-def session(dtype: str, scale: float) -> Any:
+def model(dtype: str, scale: float) -> Any:
     """A model of one node, K and V with one head."""
     kind = _TYPES[dtype]
     node = helper.make_node("Attention", ["q", "k", "v", "mask"], ["y"], scale=scale)
@@ -39,37 +41,59 @@ def session(dtype: str, scale: float) -> Any:
         ],
         [helper.make_tensor_value_info("y", kind, [1, "H", "n", "Dv"])],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
-    onnx.checker.check_model(model)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    onnx.checker.check_model(made)
+    return made
+
+
+@cache
+def session(dtype: str, scale: float) -> Any:
+    """onnxruntime's."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        model(dtype, scale).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
 
 
-def unsupported(call: Call) -> str:
-    """Types that the CPU provider has no kernel for."""
-    try:
-        session(call.inputs["q"].dtype, 1.0)
-    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
-        return f"onnxruntime: {str(error).splitlines()[0]}"
-    return ""
+@cache
+def evaluator(dtype: str, scale: float) -> Any:
+    """onnx's own, in numpy."""
+    return ReferenceEvaluator(model(dtype, scale))
 
 
-def verify_attn(call: Call) -> None:
-    """One run of the model for each request."""
-    scale, Dv = float(call.attrs["scale"]), int(call.attrs["Dv"])
-    run = session(call.inputs["q"].dtype, scale).run
-    blank(call, lse=False)
-    out = call.outputs["out"].torch()
-    for r, q, rows, sees, _ in requests(call):
-        k = rows.numpy()[None, None]
-        feed = {
-            "q": np.ascontiguousarray(q.transpose(0, 1).numpy()[None]),
-            "k": k,
-            "v": np.ascontiguousarray(k[..., :Dv]),
-            "mask": sees.numpy(),
-        }
-        y = torch.from_numpy(run(["y"], feed)[0])
-        out[r, : len(q)] = y[0].transpose(0, 1).to(out.dtype)
+class Engine:
+    """One of the two as an engine of kdtr."""
+
+    outputs: Mapping[str, Any] = {"verify_attn": ["out", "status"]}
+
+    def __init__(self, version: str, load: Callable[[str, float], Any]) -> None:
+        self.__version__, self.load = version, load
+
+    def unsupported(self, call: Call) -> str:
+        """Types that it has no kernel for."""
+        kind = call.inputs["q"].dtype
+        if kind == "bf16":
+            return "numpy has no bf16, and onnxruntime's CPU provider no kernel for it"
+        return ""
+
+    def verify_attn(self, call: Call) -> None:
+        """One run of the model for each request."""
+        scale, Dv = float(call.attrs["scale"]), int(call.attrs["Dv"])
+        run = self.load(call.inputs["q"].dtype, scale).run
+        blank(call, lse=False)
+        out = call.outputs["out"].torch()
+        for r, q, rows, sees, _ in requests(call):
+            k = rows.numpy()[None, None]
+            feed = {
+                "q": np.ascontiguousarray(q.transpose(0, 1).numpy()[None]),
+                "k": k,
+                "v": np.ascontiguousarray(k[..., :Dv]),
+                "mask": sees.numpy(),
+            }
+            y = torch.from_numpy(run(["y"], feed)[0])
+            out[r, : len(q)] = y[0].transpose(0, 1).to(out.dtype)
+
+
+runtime = Engine(onnxruntime.__version__, session)
+reference = Engine(onnx.__version__, evaluator)
