@@ -14,7 +14,7 @@ certify: build check ; python -m kdtr certify --tier full --jobs $(JOBS) --out b
 test: lint build check unit pytest
 ci: test score asan tidy scripts slow
 venv: .venv/ready
-.venv/ready: pyproject.toml ; $(PYTHON) -m venv .venv && pip install -q -U 'pip>=25.1' && pip install -q --group dev 'numpy>=2' 'click>=8.1' && touch $@
+.venv/ready: pyproject.toml scripts/commands.py ; $(PYTHON) -m venv .venv && pip install -q -U 'pip>=25.1' && pip install -q --group dev 'numpy>=2' 'click>=8.1' && python scripts/commands.py && touch $@
 build: venv ; $(CMAKE) --preset $(PRESET) -DKDTR_PYTHON=ON && cmake --build --preset $(PRESET) -j $(JOBS)
 generate: venv ; python -m kdtr generate --tier full --jobs $(JOBS)
 check: venv ; python -m kdtr generate --check --jobs $(JOBS)

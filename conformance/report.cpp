@@ -95,9 +95,10 @@ void compose(Record& r, const std::vector<std::string>& findings,
   for (const std::string& line : findings) r.text += "      " + line + "\n";
   for (const std::string& line : diagnosis) r.text += "      diagnosis: " + line + "\n";
   if (loud && !catches.empty()) r.text += "      this case catches: " + catches + "\n";
-  const std::string again =
-      "kdtr-conform run --engine " + shell_word(engine) + " " + shell_word(r.path);
-  if (loud) r.text += "      again: " + again + "\n";
+  const std::string again =  // nothing to repeat where outputs came without an engine
+      engine.empty() ? ""
+                     : "kdtr-conform run --engine " + shell_word(engine) + " " + shell_word(r.path);
+  if (loud && !again.empty()) r.text += "      again: " + again + "\n";
   r.json = Json::Object{{"kind", "case"},
                         {"case", r.id},
                         {"op", r.op()},
@@ -406,6 +407,22 @@ std::string support(const std::vector<Record>& records) {
   return out;
 }
 
+namespace {
+
+// "; 3 equal `lse_base_2`": a cause that some cases name is likely that of the others too.
+std::string named_causes(const std::vector<const Record*>& list) {
+  std::map<std::string, int> named;
+  for (const Record* r : list)
+    for (const Json& line : r->json["diagnosis"].items())
+      if (line.text().starts_with("equals ")) ++named[line.text().substr(7)];
+  std::string text;
+  for (const auto& [name, count] : named)
+    text += "; " + std::to_string(count) + (count == 1 ? " equals " : " equal ") + name;
+  return text;
+}
+
+}  // namespace
+
 std::string table(const std::vector<Record>& records) {
   std::map<std::string, std::vector<const Record*>> ops;
   for (const Record& r : records) ops[r.op()].push_back(&r);
@@ -425,11 +442,13 @@ std::string table(const std::vector<Record>& records) {
     std::string verdict;
     for (const auto& [status, count] : counts)
       verdict += (verdict.empty() ? "" : ", ") + std::to_string(count) + " " + status_name(status);
+    const auto failed = [](const Record* r) { return is_failure(r->status); };
+    const char* none = std::any_of(list.begin(), list.end(), failed) ? "-" : "exact";
     char line[256];
-    std::snprintf(line, sizeof line, "%-*s  %5zu  %10s  %10s  %s\n", static_cast<int>(width),
-                  op.c_str(), list.size(), gate == 0 ? "exact" : ratio_text(gate).c_str(),
-                  hard == 0 ? "exact" : ratio_text(hard).c_str(), verdict.c_str());
-    out += line;
+    std::snprintf(line, sizeof line, "%-*s  %5zu  %10s  %10s  ", static_cast<int>(width),
+                  op.c_str(), list.size(), gate == 0 ? none : ratio_text(gate).c_str(),
+                  hard == 0 ? none : ratio_text(hard).c_str());
+    out += line + verdict + named_causes(list) + "\n";
   }
   return out;
 }

@@ -141,7 +141,7 @@ def generate(
             progress=progress,
         )
     for name in summary.changed:
-        click.echo(f"changed {name}")
+        click.echo(f"{'new' if name in summary.new else 'changed'} {name}")
     for path in summary.removed:
         click.echo(f"removed {path}")
     verb = (
@@ -149,7 +149,7 @@ def generate(
         if check
         else f"made in {out}"
         if out
-        else f"made, {len(summary.changed)} changed"
+        else f"made, {len(summary.new)} new, {len(summary.changed) - len(summary.new)} changed"
     )
     click.echo(f"{len(summary.made)} fixtures {verb}")
 

@@ -48,7 +48,8 @@ def _tensor_lines(t: TensorDiff, heat: bool = True) -> Iterator[str]:
         yield head
         return
     share = 100 * t.mismatches / max(1, t.numel)
-    yield f"{head}: {t.mismatches} of {t.numel} differ ({share:.3g} %)"
+    within = f", {t.within} within tolerance" if t.within else ""
+    yield f"{head}: {t.mismatches} of {t.numel} differ ({share:.3g} %){within}"
     line = f"    max abs {t.max_abs:.6g}, mean abs {t.mean_abs:.6g}, max rel {t.max_rel:.6g}"
     line += f", max ulp {t.max_ulp:.6g}"
     if t.ulp_quantiles:
@@ -62,14 +63,19 @@ def _tensor_lines(t: TensorDiff, heat: bool = True) -> Iterator[str]:
         yield f"    first {_element(t.first)}"
     if t.worst and t.worst != t.first:
         yield f"    worst {_element(t.worst)}"
-    yield from (f"    where: {line}" for line in t.where)
+    yield from (f"    where: {line}" for line in t.where if t.mismatches > 1)
     yield from (f"    why: {line}" for line in t.why)
     if t.smallest:
         yield (
             f"    smallest tolerance that passes: atol {t.smallest['atol']:.9g}"
             f" or ulp {t.smallest['ulp']:.6g}"
         )
-    if heat and any(any(row) for row in t.heat) and len(t.heat) * len(t.heat[0]) > 1:
+    if (
+        heat
+        and t.mismatches > 1
+        and any(any(row) for row in t.heat)
+        and len(t.heat) * len(t.heat[0]) > 1
+    ):
         yield "    mismatches over rows and the last axis:"
         top = max(max(row) for row in t.heat)
         for row in t.heat:

@@ -123,11 +123,13 @@ class Summary:
         made: `<id>/<case>` to the root of each fixture made, in hex.
         changed: names whose root differs from the LOCK's, or that it lacks.
         removed: stale files that were removed (or, with `check`, that should be).
+        new: those of `changed` that the LOCK lacks.
     """
 
     made: Mapping[str, str]
     changed: Sequence[str]
     removed: Sequence[Path]
+    new: Sequence[str] = ()
 
 
 def select(ops: Sequence[str] = (), tier: Tier = "small") -> list[tuple[str, Case]]:
@@ -185,6 +187,7 @@ def generate(
 
     made = _make(todo, rules, {"small": HOME, "full": FULL}, jobs, scheduler, progress)
     changed = [n for n, root in made.items() if lock.cases.get(n, ("", ""))[1] != root]
+    new = [n for n in changed if n not in lock.cases]
     tiers = {f"{rules[name].id}/{one.name}": one.tier for name, one in todo}
     exists = {f"{r.id}/{c.name}": c.tier for n, r in rules.items() for c in case_module.cases(n)}
     ids = tuple(f"{r.id}/" for r in rules.values())
@@ -196,7 +199,7 @@ def generate(
     for path in removed:
         path.unlink()
     lock.write(LOCK)
-    return Summary(made, changed, removed)
+    return Summary(made, changed, removed, new)
 
 
 def ensure(

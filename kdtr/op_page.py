@@ -56,7 +56,9 @@ def _lines(rules: Contract, cases: Sequence[Case]) -> Iterator[str]:
     yield from ("", "## Arithmetic and budget", "")
     profiles = [[f"`{name}`", _cell(text)] for name, text in rules.profiles.items()]
     yield from _table([["profile", "what a kernel may do"], *profiles])
-    for title, text in (("Budget", rules.budget), ("Why", rules.why), ("Limits", rules.limits)):
+    if rules.budget:
+        yield from ("", "**Budget.**", "", "```text", *_sentences(rules.budget), "```")
+    for title, text in (("Why", rules.why), ("Limits", rules.limits)):
         if text:
             yield from ("", f"**{title}.** {_text(text)}")
     if cases:
@@ -65,8 +67,8 @@ def _lines(rules: Contract, cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """One sentence a line, wrapped with an indent."""
-    for sentence in re.split(r"(?<=\.) ", text):
+    """One sentence or part of it a line, wrapped with an indent."""
+    for sentence in re.split(r"(?<=[.;]) ", text):
         yield from textwrap.wrap(sentence, 80, subsequent_indent="    ")
 
 
@@ -97,8 +99,8 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Plain text as Markdown that shows it unchanged."""
-    return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", text)
+    """Plain text as Markdown that shows it unchanged; `_` inside a word is plain as it is."""
+    return re.sub(r"([\\`*\[\]<>#|]|(?<!\w)_|_(?!\w))", r"\\\1", text)
 
 
 def _cell(text: str) -> str:

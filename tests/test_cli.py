@@ -197,12 +197,12 @@ def test_generate_then_check(toy: Path) -> None:
     made = kdtr("generate", "toy", "--tier", "full")
     assert made.exit_code == 0
     assert made.stdout.splitlines() == [
-        "changed toy@1/plain",
-        "changed toy@1/half",
-        "changed toy@1/large",
-        "3 fixtures made, 3 changed",
+        "new toy@1/plain",
+        "new toy@1/half",
+        "new toy@1/large",
+        "3 fixtures made, 3 new, 0 changed",
     ]
-    assert kdtr("generate", "toy").stdout == "2 fixtures made, 0 changed\n"
+    assert kdtr("generate", "toy").stdout == "2 fixtures made, 0 new, 0 changed\n"
     assert kdtr("generate", "toy", "--check").stdout == "2 fixtures equal to LOCK\n"
     (toy / "toy@1" / "plain.kdtr").unlink()
     gone = kdtr("generate", "toy", "--check")

@@ -12,6 +12,7 @@ import pytest
 
 from kdtr import container, diff_report, dtypes
 from kdtr.diff import FileDiff, Tolerance, diff, ulp_distance
+from kdtr.errors import FormatError
 
 RAMP = np.arange(1, 25, dtype=np.float32).reshape(4, 6)
 
@@ -25,10 +26,55 @@ def compare(
         return diff(a, b, tolerance)
 
 
-def test_equal_files_need_no_payload(tmp_path: Path) -> None:
+def test_equal_files_are_identical(tmp_path: Path) -> None:
     outcome = compare(tmp_path, {"x": RAMP}, {"x": RAMP.copy()})
     assert outcome.identical
     assert outcome.exit_code == 0
+
+
+@pytest.mark.parametrize("other", [{}, {"y": np.zeros(3)}], ids=["same root", "other root"])
+def test_a_copy_with_a_flipped_payload_bit_is_refused(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    container.write(tmp_path / "want.kdtr", {"x": RAMP}, {}, {})
+    container.write(tmp_path / "got.kdtr", {"x": RAMP, **other}, {}, {})
+    with container.open(tmp_path / "got.kdtr") as file:
+        at = file.info("x").offset
+    damaged = bytearray((tmp_path / "got.kdtr").read_bytes())
+    damaged[at] ^= 1
+    (tmp_path / "got.kdtr").write_bytes(damaged)
+    with (
+        container.open(tmp_path / "want.kdtr") as a,
+        container.open(tmp_path / "got.kdtr") as b,
+        pytest.raises(FormatError, match="E_TENSOR_CRC: tensor 'x'"),
+    ):
+        diff(a, b)
+
+
+def test_two_fixtures_are_compared_by_bits(tmp_path: Path) -> None:
+    meta = {"kdtr.profile": "fixture/1"}
+    hard = np.full(24, 1.0, np.float32).reshape(4, 6)
+    for name, x in (("want", RAMP), ("got", RAMP + np.float32(0.5))):
+        container.write(tmp_path / f"{name}.kdtr", {"x": x, "x/hard": hard}, meta, {})
+    with (
+        container.open(tmp_path / "want.kdtr") as a,
+        container.open(tmp_path / "got.kdtr") as b,
+    ):
+        assert diff(a, b).exit_code == 1
+
+
+def test_what_a_tolerance_lets_pass_is_counted_and_shown(tmp_path: Path) -> None:
+    got = RAMP.copy()
+    got[2, 3] += np.float32(0.25)
+    got[0, 1] += np.float32(0.125)
+    outcome = compare(tmp_path, {"x": RAMP}, {"x": got}, Tolerance(atol=0.5))
+    (tensor,) = outcome.tensors
+    assert (tensor.verdict, tensor.mismatches, tensor.within) == ("within", 0, 2)
+    assert tensor.worst is not None
+    assert tensor.worst.index == [2, 3]
+    text = "\n".join(diff_report.lines(outcome))
+    assert "0 of 24 differ (0 %), 2 within tolerance" in text
+    assert "worst [2, 3]: want 16.0" in text
 
 
 def test_one_changed_element_is_named_with_both_bit_patterns(tmp_path: Path) -> None:

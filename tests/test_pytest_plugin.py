@@ -80,6 +80,8 @@ def test_it(kdtr_case):
     assert code == 1, text
     assert said in text
     assert "1 failed" in text
+    if "engine" not in call:
+        assert "again:" not in text  # no engine: no command repeats it
 
 
 def test_an_engine_is_judged_and_what_it_lacks_is_a_skip(tmp_path: Path) -> None:
