@@ -64,6 +64,9 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages to the site."""
     for path, text in generated().items():
         files.append(File.generated(config, path, content=text))
+    for name in ("kdtr.mjs", "viewer.mjs"):
+        source = str(ROOT / "readers" / "js" / name)
+        files.append(File.generated(config, f"assets/{name}", abs_src_path=source))
     return files
 
 
