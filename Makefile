@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OPENBLAS_NUM_THREADS ?= 1
 CMAKE = cmake $(if $(shell command -v ninja),-G Ninja) -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
 FORMATTED = git ls-files '*.cpp' '*.h' '*.cu' '*.cuh'
-.PHONY: certify test venv build generate check unit pytest slow score lint format asan tidy scripts docs ci clean
+.PHONY: certify test venv build generate check unit pytest slow score bench lint format asan tidy scripts docs ci clean
 
 certify: build check ; python -m kdtr certify --tier full --jobs $(JOBS) --out build/certificate
 test: lint build check unit pytest
@@ -27,5 +27,6 @@ asan: venv ; $(CMAKE) --preset asan && cmake --build --preset asan -j $(JOBS) &&
 tidy: venv ; $(CMAKE) --preset dev && run-clang-tidy.py -quiet -p build/dev -j $(JOBS) '^(?!.*/headers/)'
 scripts: venv ; NVCC= scripts/build.sh build/scripts && build/scripts/kdtr-conform run --quiet --engine cpu goldens
 score: build ; python -m kdtr score --jobs $(JOBS) --md build/separation_matrix.md --json build/separation_matrix.json
+bench: build ; python -m kdtr bench kernels --out build/bench.json
 docs: score ; NO_MKDOCS_2_WARNING=1 mkdocs build -q
 clean: ; rm -rf build .venv

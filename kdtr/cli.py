@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kdtr import __version__
+from kdtr import __version__, bench
 from kdtr.errors import EngineError, KdtrError
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ def cli(context: click.Context) -> None:
     """
     if os.environ.get("NO_COLOR"):
         context.color = False  # otherwise click asks whether the output is a terminal
+
+
+cli.add_command(bench.bench)
 
 
 def main() -> None:

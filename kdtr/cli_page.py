@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from kdtr.cli import cli
@@ -9,11 +11,20 @@ from kdtr.cli import cli
 
 def page() -> str:
     """Usage and options of every command."""
-    context = click.Context(cli, info_name="kdtr", max_content_width=90, terminal_width=90)
+    context = _context(cli, None, "kdtr")
     parts = ["# Command line", "", "```text", cli.get_help(context), "```"]
-    for name, command in sorted(cli.commands.items()):
-        inner = click.Context(
-            command, parent=context, info_name=name, max_content_width=90, terminal_width=90
-        )
-        parts += ["", f"## {name}", "", "```text", command.get_help(inner), "```"]
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, *_commands(context, cli, "")]) + "\n"
+
+
+def _context(command: click.Command, parent: click.Context | None, name: str) -> click.Context:
+    return click.Context(
+        command, parent=parent, info_name=name, max_content_width=90, terminal_width=90
+    )
+
+
+def _commands(context: click.Context, group: click.Group, prefix: str) -> Iterator[str]:
+    for name, command in sorted(group.commands.items()):
+        inner = _context(command, context, name)
+        yield from ("", f"## {prefix}{name}", "", "```text", command.get_help(inner), "```")
+        if isinstance(command, click.Group):
+            yield from _commands(inner, command, f"{prefix}{name} ")
