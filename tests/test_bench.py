@@ -172,7 +172,8 @@ def test_kernels_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.Monke
     out = tmp_path / "out.json"
     done = bench("kernels", "attn", "topk", "--out", out, "--no-peers", "--repeat", "3")
     assert done.exit_code == 1  # the program's own
-    assert out.read_text() == f"{tmp_path.parent}:/other attn topk --repeat 3 --out {out} --no-peers"
+    want = f"{tmp_path.parent}:/other attn topk --repeat 3 --out {out} --no-peers"
+    assert out.read_text() == want
 
 
 def test_the_page_of_commands_has_those_of_the_group() -> None:
