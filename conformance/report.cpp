@@ -431,10 +431,13 @@ std::string table(const std::vector<Record>& records) {
   std::string out = "op" + std::string(width, ' ') + "cases  worst/gate  worst/hard  verdict\n";
   for (const auto& [op, list] : ops) {
     double gate = 0, hard = 0;
+    bool passed = false, failed = false;
     std::map<Status, int> counts;
     for (const Record* r : list) {
       ++counts[r->status];
+      failed |= is_failure(r->status);
       if (r->status == Status::kPass || r->status == Status::kQualityWarning) {
+        passed = true;
         gate = std::max(gate, r->worst_gate);
         hard = std::max(hard, r->worst_hard);
       }
@@ -442,8 +445,7 @@ std::string table(const std::vector<Record>& records) {
     std::string verdict;
     for (const auto& [status, count] : counts)
       verdict += (verdict.empty() ? "" : ", ") + std::to_string(count) + " " + status_name(status);
-    const auto failed = [](const Record* r) { return is_failure(r->status); };
-    const char* none = std::any_of(list.begin(), list.end(), failed) ? "-" : "exact";
+    const char* none = passed && !failed ? "exact" : "-";
     char line[256];
     std::snprintf(line, sizeof line, "%-*s  %5zu  %10s  %10s  ", static_cast<int>(width),
                   op.c_str(), list.size(), gate == 0 ? none : ratio_text(gate).c_str(),

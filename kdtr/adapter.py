@@ -231,6 +231,9 @@ def load(spec: str) -> Adapter:
     Modules are looked for in the working directory too. Raises EngineError.
     """
     module, _, name = spec.partition(":")
+    if Path(module).suffix in (".py", ".so") and Path(module).exists():
+        want = module.removesuffix(".py") if module.endswith(".py") else f"./{spec}"
+        raise EngineError(spec, "a file, not the name of a module", want, module)
     if "" not in sys.path and "." not in sys.path:
         sys.path.insert(0, "")
     try:

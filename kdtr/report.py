@@ -139,7 +139,8 @@ def _engine(one: Results) -> Iterator[str]:
         gate, hard = (
             max((_number(c[key]) for c in ran), default=0.0) for key in ("worst_gate", "worst_hard")
         )
-        exact = "exact" if ran else ""
+        failed = any(c["status"] not in _GOOD + _IDLE for c in cases)
+        exact = "exact" if ran and not failed else "-"
         yield (
             f"<tr><td>{_text(op)}<td class=n>{len(cases)}<td class=n>{_ratio(gate) or exact}"
             f"<td class=n>{_ratio(hard) or exact}<td>{_counts(cases)}</tr>"

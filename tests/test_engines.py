@@ -140,6 +140,17 @@ def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path, engine: str, sa
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize(
+    ("engine", "want"), [("mine.py", "want mine, got"), ("mine.so", "want ./mine.so, got")]
+)
+def test_a_file_taken_for_a_module_is_told_its_right_name(
+    tmp_path: Path, engine: str, want: str
+) -> None:
+    (tmp_path / engine).write_bytes(b"")
+    code, text = certify(tmp_path, engine, "--ops", "argmax")
+    assert (code, want in text) == (2, True), text
+
+
 PROGRAM = """
 import sys
 import numpy as np
