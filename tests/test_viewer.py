@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -31,13 +31,11 @@ document.querySelectorAll("button").forEach((b) => b.click());
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    extensions_map: ClassVar[dict[str, str]] = {
-        **SimpleHTTPRequestHandler.extensions_map,
-        ".mjs": "text/javascript",
-    }
-
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+    def guess_type(self, path: str | os.PathLike[str]) -> str:
+        return "text/javascript" if str(path).endswith(".mjs") else super().guess_type(path)
 
 
 @pytest.fixture
