@@ -78,12 +78,14 @@ def row_of(
     if not times:
         return Row(context, first_s, NAN, NAN, NAN, NAN)
     step = statistics.median(times)
-    each = NAN if tokens is None else tokens / len(times)
+    each, accepted = NAN, NAN
+    if tokens is not None:
+        each, accepted = tokens / len(times), (tokens - len(times)) / len(times)
     return Row(
         context,
         first_s,
         step,
-        each - 1,
+        accepted,
         each / step if step else NAN,
         NAN if tokens is None or not total_s else tokens / total_s,
         steps=len(times),
