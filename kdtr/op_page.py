@@ -67,9 +67,12 @@ def _lines(rules: Contract, cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """One sentence or part of it a line, wrapped with an indent."""
-    for sentence in re.split(r"(?<=[.;]) ", text):
-        yield from textwrap.wrap(sentence, 80, subsequent_indent="    ")
+    """One sentence a line, its parts after a semicolon below it, wrapped with an indent."""
+    for sentence in re.split(r"(?<=\.) ", text):
+        for i, part in enumerate(re.split(r"(?<=;) ", sentence)):
+            yield from textwrap.wrap(
+                part, 80, initial_indent="  " * (i > 0), subsequent_indent="    "
+            )
 
 
 def _argument(t: Tensor) -> list[str]:
