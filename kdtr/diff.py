@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from kdtr import dtypes
 from kdtr.container import File, TensorInfo
 
-CHUNK = 1 << 20
+CHUNK = 1 << 16
 """Elements compared at a time."""
-SAMPLE = 1 << 22
+SAMPLE = 1 << 18
 """Elements kept for the hypotheses; larger tensors are explained from their first part."""
+LONG = 1 << 16
+"""Axes longer than this are not searched for where mismatches gather."""
 HEAT = (32, 64)
 """Rows and columns of a heat map, at most."""
 _F64 = NDArray[np.float64]
@@ -276,7 +278,7 @@ class _Scan:
         self.worst_key = self.legal_key = -1.0
         self.histogram: dict[str, int] = {}
         self.ulps: list[_F64] = []
-        self.axis_hits = [np.zeros(n, np.int64) for n in info.shape]
+        self.axis_hits = [np.zeros(n if n <= LONG else 0, np.int64) for n in info.shape]
         self.periods = {p: np.zeros(p, np.int64) for p in (16, 32, 64, 128)}
         self.smallest_atol = 0.0
         self.columns = info.shape[-1] if info.shape else 1
@@ -365,7 +367,8 @@ class _Scan:
         rest = flat.copy()
         for axis in range(len(self.info.shape) - 1, -1, -1):
             size = self.info.shape[axis]
-            self.axis_hits[axis] += np.bincount(rest % size, minlength=size)
+            if size <= LONG:
+                self.axis_hits[axis] += np.bincount(rest % size, minlength=size)
             rest //= size
         if self.info.shape:
             last = flat % self.info.shape[-1]

@@ -216,3 +216,13 @@ def test_the_heat_map_is_a_png_of_the_stated_size() -> None:
     assert struct.unpack(">2I", image[16:24]) == (12, 8)
     size = int.from_bytes(image[33:37], "big")
     assert len(zlib.decompress(image[41 : 41 + size])) == 8 * (1 + 3 * 12)
+
+
+def test_an_axis_too_long_to_count_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kdtr.diff.LONG", 8)
+    got = SPECIMEN.copy()  # [4, 6, 10]: the last axis is too long
+    got[2, 5, 9] += 1
+    (tensor,) = compare(tmp_path, {"x": SPECIMEN}, {"x": got}).tensors
+    assert tensor.where == ["all in axis 0, index 2", "all in axis 1, index 5 (the last)"]
