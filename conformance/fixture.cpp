@@ -216,7 +216,7 @@ void Loader::outputs() {
     const std::string judged = meta(view, "class"), nan = meta(view, "nan");
     if (judged != "E" && judged != "B" && judged != "S")
       bad("P_CLASS", "class of " + tensor.name, "E, B or S", judged);
-    if (nan != "" && nan != "forbid" && nan != "any" && nan != "bitwise")
+    if (!nan.empty() && nan != "forbid" && nan != "any" && nan != "bitwise")
       bad("P_NAN", "nan of " + tensor.name, "forbid, any or bitwise", nan);
     want.judged = judged[0];
     want.nan = nan == "any"       ? NanRule::kAny
