@@ -34,7 +34,8 @@ Fixture alone(const Fixture& f, const std::string& axis, std::int64_t r, std::in
   one.name += "[" + axis + "=" + std::to_string(r) + "]";
   std::erase(one.flags, "membership");
   for (Argument& a : one.arguments) {
-    if (f.axes(a.name)[0] != axis) continue;
+    const std::vector<std::string> axes = f.axes(a.name);
+    if (axes.empty() || axes[0] != axis) continue;
     a.shape[0] = 1;
     if (a.role != KDTR_OUT) a.initial = part(a.initial, r, batch);
   }
@@ -57,7 +58,9 @@ BatchCheck check_alone(const Fixture& f, EngineHost& engine, const Outputs& whol
   const Argument* status = f.argument("status");
   if (status == nullptr || status->shape.size() != 1 || status->shape[0] < 2) return check;
   const std::int64_t batch = status->shape[0];
-  const std::string axis = f.axes("status").front();
+  const std::vector<std::string> axes = f.axes("status");
+  if (axes.empty()) return check;
+  const std::string& axis = axes.front();
   if (!sliceable(f, axis, batch)) return check;
   std::set<std::int64_t> requests;
   if (batch <= 8) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "kdtr/container.h"
 #include "kdtr/error.h"
 
 namespace kdtr::conform {
@@ -13,7 +14,38 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string text(const char* s) { return s == nullptr ? "" : s; }
+constexpr std::size_t kMaxWorkspace = std::size_t{1} << 48;  // sizes are rounded up: no overflow
+
+// An engine's text as part of a line of a report: other bytes than UTF-8 would make JSON and XML
+// that nobody reads, and a newline would look like a line of the judge's.
+std::string text(const char* s) {
+  std::string out;
+  for (std::string_view rest = s == nullptr ? "" : s; !rest.empty();) {
+    const auto lead = static_cast<unsigned char>(rest[0]);
+    const std::size_t size = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    const std::string_view part = rest.substr(0, size);
+    const bool good = part.size() == size && detail::is_utf8(part);
+    if (!good) {
+      out += '?';
+    } else if (lead < 0x20 || lead == 0x7F) {
+      out += ' ';
+    } else {
+      out += part;
+    }
+    rest.remove_prefix(good ? size : 1);
+  }
+  return out;
+}
+
+// Calls a function of the table. An exception through a C interface is the engine's fault.
+template <class Function, class... Arguments>
+auto guarded(const char* name, Function* function, Arguments... arguments) {
+  try {
+    return function(arguments...);
+  } catch (const std::exception& e) {
+    fail(name, "threw a C++ exception: " + text(e.what()));
+  }
+}
 
 std::vector<std::string> split(const std::string& list) {
   std::vector<std::string> parts;
@@ -49,11 +81,11 @@ EngineHost::EngineHost(const kdtr_plugin_table* table, const std::string& config
     : table_(checked(table, library.empty() ? spec : library)),
       spec_(std::move(spec)),
       library_(std::move(library)) {
-  if (table_->create(config.c_str(), &engine_) != KDTR_OK)
+  if (guarded("create", table_->create, config.c_str(), &engine_) != KDTR_OK)
     fail(spec_, "engine not created: " + text(table_->last_error(nullptr)));
   kdtr_description d{};
   d.struct_size = sizeof d;
-  if (table_->describe(engine_, &d) != KDTR_OK) {
+  if (guarded("describe", table_->describe, engine_, &d) != KDTR_OK) {
     const std::string why = last_error();
     table_->destroy(engine_);
     fail(spec_, "engine not described: " + why);
@@ -90,13 +122,14 @@ bool EngineHost::has_profile(const std::string& arith) const {
 
 std::string EngineHost::unsupported(const kdtr_call* call) const {
   const char* reason = nullptr;
-  if (table_->supports(engine_, call, &reason) != 0) return "";
+  if (guarded("supports", table_->supports, engine_, call, &reason) != 0) return "";
   const std::string why = text(reason);
   return why.empty() ? "the engine gives no reason" : why;
 }
 
 std::optional<std::vector<std::string>> EngineHost::outputs(const std::string& op) const {
-  const char* list = table_->outputs == nullptr ? nullptr : table_->outputs(engine_, op.c_str());
+  if (table_->outputs == nullptr) return {};
+  const char* list = guarded("outputs", table_->outputs, engine_, op.c_str());
   if (list == nullptr) return {};
   return split(list);
 }
@@ -104,15 +137,20 @@ std::optional<std::vector<std::string>> EngineHost::outputs(const std::string& o
 std::size_t EngineHost::workspace_size(const kdtr_call* call) const {
   std::size_t bytes = 0;
   if (table_->workspace_size == nullptr) return 0;
-  if (table_->workspace_size(engine_, call, &bytes) != KDTR_OK)
+  if (guarded("workspace_size", table_->workspace_size, engine_, call, &bytes) != KDTR_OK)
     fail("workspace_size", last_error());
+  if (bytes > kMaxWorkspace) fail("workspace_size", "bytes", "at most 2^48", bytes);
   return bytes;
 }
 
 std::string EngineHost::run(const kdtr_call* call) { return run(call, memory().stream()); }
 
 std::string EngineHost::run(const kdtr_call* call, void* stream) {
-  return table_->run(engine_, call, stream) == KDTR_OK ? "" : last_error();
+  try {
+    return guarded("run", table_->run, engine_, call, stream) == KDTR_OK ? "" : last_error();
+  } catch (const Error& e) {
+    return e.what();
+  }
 }
 
 EngineSpec resolve_engine(const std::string& spec) {

@@ -152,6 +152,17 @@ class Loader {
       Tensor t{name, to_dl(view.dtype), {}, view.data};
       for (const std::uint64_t n : view.shape()) t.shape.push_back(static_cast<std::int64_t>(n));
       const std::string target = meta(view, "for");
+      if (const Json* tensor = declared(role == "expected" ? target : name)) {
+        const Json::Array& axes = (*tensor)["axes"].items();
+        if (axes.size() != t.shape.size())
+          bad("P_SHAPE", "rank of " + name, axes.size(), t.shape.size());
+        for (std::size_t axis = 0; axis < axes.size(); ++axis) {
+          const std::int64_t size = t.shape[axis];
+          const auto [known, first] = sizes_.try_emplace(axes[axis].text(), size);
+          if (!first && known->second != size)
+            bad("P_SHAPE", "axis " + known->first + " of " + name, known->second, size);
+        }
+      }
       if (role == "input" || role == "state") {
         const Json* tensor = declared(name);
         if (tensor == nullptr) bad("P_FIELD", "tensor " + name, "one of the contract", "unknown");
@@ -195,6 +206,7 @@ class Loader {
   std::string path_;
   Fixture f_;
   std::map<std::string, Item> expected_, gate_, hard_, allowed_;
+  std::map<std::string, std::int64_t> sizes_;  // of the contract's axes
   std::vector<Wrong> wrong_;
 };
 

@@ -74,6 +74,18 @@ std::string logit_minus_lse(const Fixture& fixture, const Outputs& outputs, cons
   const Expected* lse_expected = fixture.expected_for("lse");
   if (lse_expected == nullptr) return "rule logit_minus_lse needs an expected `lse`";
   const std::int64_t rows = k == 0 ? 0 : n / k;
+  // The engine's outputs have the fixture's shapes, and a fixture may come from anywhere.
+  const Expected* ids_expected = fixture.expected_for("ids");
+  const auto at_least = [](std::size_t bytes, std::int64_t count, std::size_t size) {
+    return count == 0 || bytes / static_cast<std::size_t>(count) >= size;
+  };
+  if (ids_expected == nullptr || !is<std::int32_t>(ids_expected->want.actual) ||
+      !is<float>(lse_expected->want.actual) || !is_float(logits->dtype) ||
+      !at_least(ids->second.size(), n, 4) || !at_least(lse->second.size(), rows, 4) ||
+      !at_least(logits->initial.size(), rows,
+                static_cast<std::size_t>(vocabulary) * logits->dtype.bits / 8))
+    fail(fixture.path, "P_GIVEN: logits, ids and lse of logit_minus_lse",
+         "floats, i32 and f32, a row for each row of logprobs", "others");
   // The second-reference check runs with a wider lse.
   const bool wide = rows != 0 && lse->second.size() == static_cast<std::size_t>(rows) * 8;
   bits.resize(static_cast<std::size_t>(n));
@@ -563,6 +575,15 @@ Result run_case(const Fixture& fixture, EngineHost& engine, const Options& optio
     list.insert(list.end(), check.variance.begin(), check.variance.end());
   }
   r = judge_outputs(fixture, outputs, options, unwritten);
+  for (const Comparison& c : r.outputs) {
+    // Poison is a NaN, and passes for one where any NaN does.
+    const auto marks = unwritten.find(c.output);
+    if (c.mismatches == 0 && marks != unwritten.end())
+      broken.push_back(
+          c.output + ": " +
+          std::to_string(std::count(marks->second.begin(), marks->second.end(), true)) + " of " +
+          std::to_string(c.elements) + " elements were never written");
+  }
   r.findings.insert(r.findings.end(), notes.begin(), notes.end());
   if (!broken.empty()) {
     r.status = Status::kFail;

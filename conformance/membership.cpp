@@ -3,6 +3,8 @@
 #include <cmath>
 #include <map>
 
+#include "kdtr/container.h"
+#include "kdtr/error.h"
 #include "value.h"
 
 namespace kdtr::conform {
@@ -19,13 +21,29 @@ struct Key {
 class Reader {
  public:
   explicit Reader(const Fixture& f) : f_(f) {}
+  // Fixtures come from anywhere: what they lack or point outside of is an error, not a read.
   std::int64_t integer(const char* name, std::int64_t i) const {
-    const Argument& a = *f_.argument(name);
-    return int_from(a.dtype, bits_at(a.dtype, a.initial.data(), i));
+    const Argument* a = f_.argument(name);
+    if (a == nullptr || a->dtype.bits < 8 || !(is_integer(a->dtype) || a->dtype.code == kBool.code))
+      fail(f_.path, std::string("P_MEMBERSHIP: input ") + name, "integers", "none");
+    inside(name, i, static_cast<std::int64_t>(a->initial.size() * 8 / a->dtype.bits));
+    return int_from(a->dtype, bits_at(a->dtype, a->initial.data(), i));
   }
-  std::int64_t attr(const char* name) const {
+  std::int64_t positive_attr(const char* name) const {
     const auto it = f_.attrs.find(name);
-    return it == f_.attrs.end() ? 0 : std::get<std::int64_t>(it->second);
+    const auto* value = it == f_.attrs.end() ? nullptr : std::get_if<std::int64_t>(&it->second);
+    if (value == nullptr || *value < 1)
+      fail(f_.path, std::string("P_MEMBERSHIP: attribute ") + name, "1 or more", "less or none");
+    return *value;
+  }
+  void inside(const char* what, std::int64_t i, std::int64_t size) const {
+    if (i < 0 || i >= size)
+      fail(f_.path, std::string("P_MEMBERSHIP: index in ") + what, "below " + std::to_string(size),
+           i);
+  }
+  void rank(const Argument& a, std::size_t want) const {
+    if (a.shape.size() != want)
+      fail(f_.path, "P_MEMBERSHIP: rank of " + a.name, want, a.shape.size());
   }
 
  private:
@@ -51,14 +69,19 @@ std::vector<Key> keys_of(const Fixture& f, std::int64_t r, std::int64_t node) {
   const Reader read(f);
   std::vector<Key> keys;
   if (const Argument* table = f.argument("page_table")) {
-    const std::int64_t page = read.attr("page_size"), pages = table->shape[1];
-    for (std::int64_t t = 0; t < read.integer("prefix_len", r); ++t)
+    read.rank(*table, 2);
+    const std::int64_t page = read.positive_attr("page_size"), pages = table->shape[1];
+    const std::int64_t length = read.integer("prefix_len", r);
+    if (length > 0) read.inside("page_table", (length - 1) / page, pages);
+    for (std::int64_t t = 0; t < length; ++t)
       keys.push_back({read.integer("page_table", r * pages + t / page) * page + t % page, true,
                       "prefix key " + std::to_string(t)});
   }
   if (const Argument* slots = f.argument("tree_slots")) {
-    const std::int64_t n = slots->shape[1];
-    for (std::int64_t j = 0; j < read.integer("n_nodes", r); ++j)
+    read.rank(*slots, 2);
+    const std::int64_t n = slots->shape[1], nodes = read.integer("n_nodes", r);
+    if (nodes > 0) read.inside("tree_slots", nodes - 1, n);
+    for (std::int64_t j = 0; j < nodes; ++j)
       keys.push_back(
           {read.integer("tree_slots", r * n + j),
            read.integer("visible", (r * n + node) * n + j) != 0,
@@ -76,8 +99,12 @@ std::vector<std::string> check_membership(const Fixture& f, const Outputs& outpu
   if (it == outputs.end() || pool == nullptr || out == nullptr || out->shape.size() != 4) return {};
   const Reader read(f);
   const std::int64_t R = out->shape[0], N = out->shape[1], H = out->shape[2], Dv = out->shape[3];
+  read.rank(*pool, 2);
   const std::int64_t D = pool->shape[1];
+  if (!is_float(pool->dtype) || !is_float(out->dtype) || D < Dv)
+    fail(f.path, "P_MEMBERSHIP: kv_pool and out", "floats, a key at least as wide", "others");
   const auto names = [&](const Key& key, std::int64_t column) {
+    read.inside("kv_pool", key.slot, pool->shape[0]);
     return float_at(pool->dtype, pool->initial.data(), key.slot * D + column) != 0;
   };
   for (std::int64_t r = 0; r < R; ++r) {

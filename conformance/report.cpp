@@ -197,6 +197,7 @@ Record make_record(const Result& result, const std::string& root, const std::str
   }
   Json::Object all = r.json.members();
   all["outputs"] = outputs;
+  if (!result.unchecked.empty()) all["unchecked"] = strings(result.unchecked);
   r.json = std::move(all);
   return r;
 }
@@ -458,7 +459,8 @@ std::string table(const std::vector<Record>& records) {
 Json certificate(const EngineInfo& engine, const std::vector<Record>& records,
                  const std::string& lock) {
   std::map<std::string, std::string> digests;
-  std::map<std::string, Json::Array> names;  // passed, warned, failed
+  std::map<std::string, Json::Array> names;                // passed, warned, failed
+  std::map<std::string, std::set<std::string>> unchecked;  // op to outputs
   Json::Array skips;
   std::set<std::string> profiles;
   double gate = 0, hard = 0;
@@ -474,12 +476,16 @@ Json certificate(const EngineInfo& engine, const std::vector<Record>& records,
       continue;
     }
     names[r.status == Status::kPass ? "passed" : "warned"].emplace_back(r.id);
+    for (const Json& output : r.json["unchecked"].items()) unchecked[r.op()].insert(output.text());
     profiles.insert(r.arith);
     gate = std::max(gate, r.worst_gate);
     hard = std::max(hard, r.worst_hard);
   }
   Json::Object contracts;
   for (const auto& [op, digest] : digests) contracts[op] = digest;
+  Json::Object not_checked;
+  for (const auto& [op, outputs] : unchecked)
+    not_checked[op] = Json::Array(outputs.begin(), outputs.end());
   Json::Array profile_list(profiles.begin(), profiles.end());
   const int code = exit_code(records, 2);
   const char* result = code != 0 ? "FAILED" : names["warned"].empty() ? "PASSED" : "WARNED";
@@ -493,6 +499,7 @@ Json certificate(const EngineInfo& engine, const std::vector<Record>& records,
       {"device", engine.device},
       {"profiles_judged", profile_list},
       {"contracts", contracts},
+      {"outputs_not_checked", not_checked},
       {"skips", skips},
       {"worst_gate", gate},
       {"worst_hard", hard},

@@ -31,7 +31,20 @@ void on_fault(int number, siginfo_t* info, void*) {
   ::raise(number);
 }
 
+// For as long as it lives, a write to a pipe that nobody reads fails instead of killing the judge.
+class NoPipeSignal {
+ public:
+  NoPipeSignal() : before_(::signal(SIGPIPE, SIG_IGN)) {}
+  ~NoPipeSignal() { ::signal(SIGPIPE, before_); }
+  NoPipeSignal(const NoPipeSignal&) = delete;
+  NoPipeSignal& operator=(const NoPipeSignal&) = delete;
+
+ private:
+  sighandler_t before_;
+};
+
 void write_all(int fd, const std::string& text) {
+  const NoPipeSignal guard;
   for (std::size_t at = 0; at < text.size();) {
     const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
     if (n < 0 && errno == EINTR) continue;
@@ -152,18 +165,20 @@ void Worker::stop() {
   pid_ = -1;
 }
 
-Worker::Got Worker::read_line(std::string& line) {
-  const auto deadline = std::chrono::steady_clock::now() +
-                        std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+Worker::Clock::time_point Worker::deadline() const {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
                             std::chrono::duration<double>(options_.timeout));
+}
+
+Worker::Got Worker::read_line(std::string& line, Clock::time_point deadline) {
   while (true) {
     if (const std::size_t end = pending_.find('\n'); end != std::string::npos) {
       line = pending_.substr(0, end);
       pending_.erase(0, end + 1);
       return Got::kLine;
     }
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
     pollfd wait{from_, POLLIN, 0};
     const int ready = ::poll(&wait, 1, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
     if (ready < 0 && errno == EINTR) continue;
@@ -194,7 +209,7 @@ EngineInfo Worker::engine() {
   if (pid_ >= 0) return info_;
   start();
   std::string line;
-  switch (read_line(line)) {
+  switch (read_line(line, deadline())) {
     case Got::kEnd:
       fail(options_.engine, "loading the engine: " + how_it_ended());
     case Got::kTimeout:
@@ -217,21 +232,31 @@ Record Worker::broken(const std::string& path, Status status, const std::string&
 }
 
 Record Worker::judge(const std::string& path) {
+  // One line is one path to the worker.
+  if (path.find('\n') != std::string::npos)
+    return broken(path, Status::kInternalError, "a path with a newline cannot be judged");
   try {
     engine();
-    write_all(to_, path + "\n");
+    try {
+      write_all(to_, path + "\n");
+    } catch (const Error&) {  // it died after the case before: this one has not been tried yet
+      stop();
+      engine();
+      write_all(to_, path + "\n");
+    }
   } catch (const Error& e) {
     stop();
     return broken(path, Status::kInternalError, e.what());
   }
+  const Clock::time_point limit = deadline();
   std::string note, line;
   while (true) {
-    switch (read_line(line)) {
+    switch (read_line(line, limit)) {
       case Got::kTimeout: {
         stop();
-        char limit[32];
-        std::snprintf(limit, sizeof limit, "%g", options_.timeout);
-        return broken(path, Status::kTimeout, std::string("no answer within ") + limit + " s");
+        char seconds[32];
+        std::snprintf(seconds, sizeof seconds, "%g", options_.timeout);
+        return broken(path, Status::kTimeout, std::string("no answer within ") + seconds + " s");
       }
       case Got::kEnd: {
         const std::string how = how_it_ended();
@@ -244,7 +269,18 @@ Record Worker::judge(const std::string& path) {
       note = line.substr(1);
       continue;
     }
-    Record record = from_json(Json::parse(line, "worker"));
+    // A process that the engine forked, or the engine itself, may write to the pipe as well.
+    Record record;
+    try {
+      record = from_json(Json::parse(line, "worker"));
+    } catch (const Error&) {
+      stop();
+      return broken(path, Status::kCrash, "the engine's process sent what is no result");
+    }
+    if (record.path != path) {
+      stop();
+      return broken(path, Status::kCrash, "the engine's process answered for another case");
+    }
     if (record.engine_lost) how_it_ended();  // it left by itself
     return record;
   }

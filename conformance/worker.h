@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,10 +42,12 @@ class Worker {
   Record judge(const std::string& path);
 
  private:
+  using Clock = std::chrono::steady_clock;
   enum class Got { kLine, kEnd, kTimeout };
   void start();
   void stop();
-  Got read_line(std::string& line);
+  Clock::time_point deadline() const;  // of what starts now
+  Got read_line(std::string& line, Clock::time_point deadline);
   std::string how_it_ended();  // "killed by SIGSEGV (segmentation fault)"
   Record broken(const std::string& path, Status status, const std::string& why) const;
 

@@ -1,12 +1,17 @@
 // Broken plug-ins get the verdict they deserve, and none takes the judge down.
 #include <sys/wait.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
+#include <sstream>
 
 #include "check.h"
 #include "fixture.h"
+#include "kdtr/error.h"
 #include "tiny.h"
+#include "worker.h"
 
 namespace {
 
@@ -74,6 +79,10 @@ void verdicts() {
   expect("abort", 1, "CRASH", "killed by SIGABRT");
   expect("exit", 1, "CRASH", "exited with 0 in the middle of the case");
   expect("error", 1, "FAIL", "run failed: tiny: out of luck");
+  expect("binary_error", 1, "FAIL", "run failed: tiny: ?\xc3\xa9 of  \n");
+  expect("endless_workspace", 1, "FAIL", "workspace_size: bytes, want at most 2^48, got 1844");
+  expect("babbles", 1, "CRASH", "the engine's process sent what is no result");
+  expect("keeps_noting", 1, "TIMEOUT", "no answer within 2 s");
   expect("asks_undeclared", 1, "FAIL", "kernel asked for 'bias', which tiny@1 does not declare");
   expect("asks_undeclared_attribute", 1, "FAIL", "kernel asked for 'alpha', which tiny@1 does not");
   expect("never_asks_attribute", 1, "FAIL", "kernel never used attribute 'scale'");
@@ -105,6 +114,88 @@ void the_next_case_is_judged() {
     CHECK_HAS(ran.output, "tiny@1/second");
     CHECK_HAS(ran.output, std::string("2 fixtures: 2 ") + (*fault == 'h' ? "TIMEOUT" : "CRASH"));
   }
+}
+
+// Workers that are shell scripts: one that answers every case with the first one's verdict, as a
+// process that an engine forked can, and one that leaves after its first answer.
+void workers_that_answer_out_of_turn() {
+  const std::string program = scratch + "/worker.sh", result = scratch + "/record";
+  CHECK_EQ(judge("libkdtr_broken.so:correct", "--json " + result + " " + scratch).exit, 0);
+  std::istringstream lines(kdtr::conform::read_file(result));
+  std::string line;
+  for (const char* name : {"engine", "ordinary", "second"})
+    if (std::getline(lines, line)) kdtr::conform::write_file(scratch + "/" + name, line + "\n");
+  const auto run = [&](const std::string& body) {
+    kdtr::conform::write_file(program, "#!/bin/sh\ncd " + scratch + "\ncat engine >&$4\n" + body);
+    std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+    return shell("'" + kBin + "/kdtr-conform' run --engine fake --python " + program + " " +
+                 scratch + "/tiny@1");
+  };
+  Ran ran = run("while read path; do cat ordinary >&$4; done");
+  CHECK_EQ(ran.exit, 1);
+  CHECK_HAS(ran.output, "PASS  tiny@1/ordinary");
+  CHECK_HAS(ran.output, "CRASH  tiny@1/second");
+  CHECK_HAS(ran.output, "the engine's process answered for another case");
+  ran = run("read path\nexec 0<&-\ncat $(basename $path .kdtr) >&$4\nsleep 5");
+  CHECK_EQ(ran.exit, 0);
+  CHECK_HAS(ran.output, "2 fixtures: 2 PASS");
+}
+
+// An engine in this process whose functions throw through the C interface.
+void exceptions_are_the_engines_fault() {
+  using kdtr::conform::EngineHost;
+  static const char* thrower = "";
+  const auto may_throw = [](const char* name) {
+    if (std::string(thrower) == name) throw std::runtime_error("out\nof luck");
+  };
+  static const auto check = may_throw;
+  kdtr_plugin_table table{};
+  table.abi_version = KDTR_ABI_VERSION;
+  table.struct_size = sizeof table;
+  table.create = [](const char*, void**) { return check("create"), int{KDTR_OK}; };
+  table.destroy = [](void*) {};
+  table.describe = [](void*, kdtr_description* d) {
+    d->device = {kDLCPU, 0};
+    return check("describe"), int{KDTR_OK};
+  };
+  table.supports = [](void*, const kdtr_call*, const char**) { return check("supports"), 1; };
+  table.run = [](void*, const kdtr_call*, void*) { return check("run"), int{KDTR_OK}; };
+  table.last_error = [](void*) { return ""; };
+  const auto said = [&](const char* name) -> std::string {
+    thrower = name;
+    try {
+      EngineHost engine(&table, "", "thrower");
+      const auto record = kdtr::conform::judge_file(scratch + "/tiny@1/ordinary.kdtr", engine, {});
+      return record.text.substr(0, record.text.find('\n', 30));
+    } catch (const kdtr::Error& e) {
+      return e.what();
+    }
+  };
+  CHECK_EQ(said("create"), std::string("create: threw a C++ exception: out of luck"));
+  CHECK_EQ(said("describe"), std::string("describe: threw a C++ exception: out of luck"));
+  CHECK_HAS(said("supports"), "FAIL  tiny@1/ordinary\n      supports: threw a C++ exception: out");
+  CHECK_HAS(said("run"),
+            "FAIL  tiny@1/ordinary\n      run failed: run: threw a C++ exception: out");
+}
+
+// Poison is a NaN: where any NaN is right, leaving an element alone must fail all the same.
+void an_unwritten_nan_fails() {
+  const std::string file = scratch + "/nan/tiny@1/nan.kdtr";
+  std::filesystem::create_directories(scratch + "/nan/tiny@1");
+  tiny::Tiny fixture("nan");
+  for (std::size_t i = 4; i < 7; ++i)
+    fixture.x[i] = fixture.y[i] = std::numeric_limits<float>::quiet_NaN(), fixture.z[i] = NAN;
+  fixture.change = [](kdtr::ContainerWriter& w) {
+    w.tensor_meta("y", "nan", "any");
+    w.tensor_meta("z", "nan", "any");
+  };
+  CHECK(fixture.save(file) == kdtr::Code::ok);
+  CHECK_EQ(judge("libkdtr_broken.so:correct", file).exit, 0);
+  const Ran ran = judge("libkdtr_broken.so:early_return", file);
+  CHECK_EQ(ran.exit, 1);
+  CHECK_HAS(ran.output, "y: 3 of 7 elements were never written");
+  CHECK_HAS(ran.output, "z: 3 of 7 elements were never written");
+  std::filesystem::remove_all(scratch + "/nan");  // the other tests judge all of the folder
 }
 
 // An answer kept from the first call is right there, and wrong on the second case.
@@ -230,6 +321,10 @@ void certificates() {
            kdtr::conform::load_fixture(file).digest);
   CHECK_EQ(s["predicate"]["passedTests"].items()[0].text(), std::string("tiny@1/ordinary"));
 
+  CHECK_EQ(certify("one_output", root).exit, 0);
+  s = statement();
+  CHECK_EQ(s["predicate"]["kdtr"]["outputs_not_checked"]["tiny@1"].dump(),
+           std::string(R"(["status","z"])"));
   CHECK_EQ(certify("low_precision", root).exit, 0);
   CHECK_EQ(statement()["predicate"]["result"].text(), std::string("WARNED"));
   CHECK_EQ(certify("zeros", root).exit, 1);
@@ -257,6 +352,9 @@ int main() {
   CHECK(tiny::Tiny("second", 9).save(scratch + "/tiny@1/second.kdtr") == kdtr::Code::ok);
   verdicts();
   the_next_case_is_judged();
+  workers_that_answer_out_of_turn();
+  exceptions_are_the_engines_fault();
+  an_unwritten_nan_fails();
   a_stale_answer_fails_the_second_case();
   engines_that_do_not_load();
   nothing_ran_is_never_a_pass();

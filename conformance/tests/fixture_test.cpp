@@ -73,6 +73,11 @@ int main() {
   });
   refused("P_ROLE", [](auto& w) { w.tensor_meta("x", "role", "banana"); });
   refused("P_ROLE", [](auto& w) { w.tensor_meta("x", "role", "state"); });
+  refused_values("P_SHAPE: rank of x", [](Tiny& t) { t.shape_of_x = {1, 7}; });
+  refused_values("P_SHAPE: axis N of x, want 7, got 8", [](Tiny& t) {
+    t.shape_of_x = {8};
+    t.x_only.assign(8, 1);
+  });
   refused("P_CLASS", [](auto& w) { w.tensor_meta("y", "class", "A"); });
   refused("P_DTYPE: gold", [](auto& w) { w.tensor_meta("y", "class", "B"); });
   refused("P_DTYPE: actual.dtype", [](auto& w) { w.tensor_meta("z", "actual.dtype", "f31"); });

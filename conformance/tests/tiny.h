@@ -29,6 +29,8 @@ struct Tiny {
   std::vector<float> y, negated, gate, hard;
   std::vector<double> z;
   std::vector<std::int32_t> status;
+  std::vector<std::uint64_t> shape_of_x;  // another than the rest's ...
+  std::vector<float> x_only;              // ... with these values
   // Called last, on the writer.
   std::function<void(kdtr::ContainerWriter&)> change;
 
@@ -76,7 +78,9 @@ struct Tiny {
       w.tensor_meta(tensor, "role", role);
       if (*target != '\0') w.tensor_meta(tensor, "for", target);
     };
-    add("x", kF32, std::as_bytes(std::span(x)), "input", "");
+    w.tensor("x", kF32, shape_of_x.empty() ? std::vector{n} : shape_of_x,
+             std::as_bytes(std::span(x_only.empty() ? x : x_only)));
+    w.tensor_meta("x", "role", "input");
     add("y", kF32, std::as_bytes(std::span(y)), "expected", "y");
     w.tensor_meta("y", "class", "E");
     w.tensor_meta("y", "actual.dtype", "f32");

@@ -57,8 +57,23 @@ static const char* outputs(void* engine, const char* op) {
 
 static int workspace_size(void* engine, const kdtr_call* call, size_t* bytes) {
   (void)engine, (void)call;
-  *bytes = is("small_workspace") ? 16 : is("reads_workspace") ? 64 : 0;
+  *bytes = is("endless_workspace") ? SIZE_MAX
+           : is("small_workspace") ? 16
+           : is("reads_workspace") ? 64
+                                   : 0;
   return KDTR_OK;
+}
+
+/* The descriptor on which the worker answers. */
+static int answers(void) {
+  char words[4096];
+  FILE* file = fopen("/proc/self/cmdline", "r");
+  const size_t n = fread(words, 1, sizeof words - 1, file);
+  fclose(file);
+  words[n] = 0;
+  for (size_t at = 0; at < n; at += strlen(words + at) + 1)
+    if (strcmp(words + at, "--fd") == 0) return atoi(words + at + 5);
+  return -1;
 }
 
 __attribute__((noreturn)) static void spin(void) {
@@ -84,6 +99,15 @@ static int run(void* engine, const kdtr_call* call, void* stream) {
   if (is("error")) {
     strcpy(error, "tiny: out of luck");
     return KDTR_ERROR;
+  }
+  if (is("binary_error")) {
+    strcpy(error, "tiny: \xff\xc3\xa9\nof \x01");
+    return KDTR_ERROR;
+  }
+  if (is("babbles")) dprintf(answers(), "hello\n");
+  while (is("keeps_noting")) {
+    dprintf(answers(), "!\n");
+    usleep(100000);
   }
   if (is("hang")) spin();
   if (is("segfault")) *(volatile int*)8 = 1;
