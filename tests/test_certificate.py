@@ -49,6 +49,16 @@ def statement() -> dict[str, Any]:
     }
 
 
+def _set(*keys: str | int, to: object) -> Callable[[dict[str, Any]], None]:
+    def change(whole: dict[str, Any]) -> None:
+        at: Any = whole
+        for key in keys[:-1]:
+            at = at[key]
+        at[keys[-1]] = to
+
+    return change
+
+
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
     path = tmp_path / "libmine.so"
@@ -71,20 +81,52 @@ def test_a_true_certificate_holds(certificate: Path, library: Path) -> None:
     assert "PASSED: 2 passed, 0 warned, 0 failed, 1 not run" in result.stdout
 
 
+def test_what_passed_by_leave_is_told(certificate: Path) -> None:
+    said = statement()
+    details = said["predicate"]["kdtr"]
+    details["skips"].append({"case": "argmax@1/nan", "status": "WAIVED", "why": ""})
+    details["outputs_not_checked"] = {"argmax@1": ["ids"]}
+    certificate.write_text(json.dumps(said))
+    result = verify(certificate)
+    assert result.exit_code == 0, result.output
+    assert "0 failed, 1 not run, 1 failed as known" in result.stdout
+    assert "--  outputs argmax@1: not checked: ids" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_set("predicate", "configuration", to=5), "a certificate of kdtr"),
+        (_set("predicate", "configuration", 0, to={}), "a certificate of kdtr"),
+        (_set("predicate", "failedTests", to=[[1]]), "a certificate of kdtr"),
+        (_set("predicate", "kdtr", "contracts", to=[]), "a certificate of kdtr"),
+        (_set("predicate", "kdtr", "judge", to="\ud800"), "is not JSON"),
+    ],
+)
+def test_a_part_of_another_kind_is_one_line(
+    certificate: Path, change: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    said_so = statement()
+    change(said_so)
+    certificate.write_text(json.dumps(said_so))
+    result = verify(certificate)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+
+
+def test_a_contract_that_is_left_out_is_missed(certificate: Path) -> None:
+    said = statement()
+    said["predicate"]["kdtr"]["contracts"] = {}
+    certificate.write_text(json.dumps(said))
+    result = verify(certificate)
+    assert result.exit_code == 1, result.output
+    assert "no  contract argmax@1: the certificate does not name it" in result.stdout
+
+
 def test_a_library_that_is_not_given_is_not_compared(certificate: Path) -> None:
     result = verify(certificate)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1].startswith("--  library: libmine.so, sha256 ")
-
-
-def _set(*keys: str | int, to: object) -> Callable[[dict[str, Any]], None]:
-    def change(whole: dict[str, Any]) -> None:
-        at: Any = whole
-        for key in keys[:-1]:
-            at = at[key]
-        at[keys[-1]] = to
-
-    return change
 
 
 @pytest.mark.parametrize(
