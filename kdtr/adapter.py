@@ -145,9 +145,10 @@ class Adapter:
 
     def __init__(self, engine: Any, spec: str, source: str = "") -> None:
         self.engine, self.spec = engine, spec
-        kind, _, number = str(getattr(engine, "device", "cpu")).partition(":")
-        if kind not in _DEVICES:
-            raise EngineError(spec, "device", " or ".join(_DEVICES), kind)
+        device = str(getattr(engine, "device", "cpu"))
+        kind, _, number = device.partition(":")
+        if kind not in _DEVICES or not (number or "0").isdecimal():
+            raise EngineError(spec, "device", " or ".join(_DEVICES), device)
         self.device = (_DEVICES[kind], int(number or 0))
         self.source = source
 
@@ -222,7 +223,8 @@ def one_line(error: BaseException) -> str:
     """An exception as one line: type, message, and where in the engine it was raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {error}{place}".replace("\n", " ")
+    text = f"{type(error).__name__}: {error}{place}".replace("\n", " ")
+    return text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates reach no report
 
 
 def load(spec: str) -> Adapter:
@@ -239,8 +241,8 @@ def load(spec: str) -> Adapter:
     try:
         engine: Any = importlib.import_module(module)
         source = getattr(engine, "__file__", None) or ""
-    except ImportError as error:
-        raise EngineError(spec, f"cannot import {module}", got=error) from error
+    except Exception as error:  # whatever the module raises while it is imported
+        raise EngineError(spec, f"cannot import {module}", got=one_line(error)) from error
     for part in filter(None, name.split(".")):
         if not hasattr(engine, part):
             raise EngineError(spec, f"{module} has no", part)

@@ -26,9 +26,19 @@ class _Commands(click.Group):
         except KdtrError as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(error.exit_code)
+        except MemoryError:
+            click.echo("error: not enough memory", err=True)
+            ctx.exit(KdtrError.exit_code)
+        except KeyboardInterrupt:  # click's own answer is 1, which means "no" here
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
         except BrokenPipeError:  # `kdtr list | head`
             sys.stderr.close()
             ctx.exit(0)
+        except OSError as error:  # a full disk, a folder that is read-only
+            place = f"{error.filename}: " if error.filename else ""
+            click.echo(f"error: {place}{error.strerror or error}", err=True)
+            ctx.exit(KdtrError.exit_code)
 
 
 def _place(name: str, text: str) -> Callable[[Any], Any]:
@@ -54,7 +64,7 @@ def _place(name: str, text: str) -> Callable[[Any], Any]:
 def cli(context: click.Context) -> None:
     """Golden fixtures and conformance for speculative-decoding kernels.
 
-    Exit codes: 0 yes, 1 no (something differs or fails), 2 it could not be judged.
+    Exit codes: 0 yes, 1 no (something differs or fails), 2 it could not be judged, 130 interrupted.
     """
     if os.environ.get("NO_COLOR"):
         context.color = False  # otherwise click asks whether the output is a terminal

@@ -67,14 +67,26 @@ class Lock:
     def read(cls, path: Path) -> Lock:
         """Read a LOCK; a missing file is an empty one. Raises LockError for a malformed line."""
         lock = cls()
-        if not path.exists():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
             return lock
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        except (OSError, UnicodeDecodeError) as error:
+            raise LockError(str(path), "cannot be read", got=error) from None
+        for number, line in enumerate(text.splitlines(), 1):
             match line.split(" "):
-                case ["contract", name, digest]:
+                case ["contract", name, digest] if lock.contracts.get(name, digest) == digest:
                     lock.contracts[name] = digest
-                case ["case", name, ("small" | "full") as tier, root]:
+                case ["case", name, ("small" | "full") as tier, root] if lock.cases.get(
+                    name, (tier, root)
+                ) == (tier, root):
                     lock.cases[name] = (tier, root)
+                case ["contract", name, _] | ["case", name, "small" | "full", _]:
+                    raise LockError(
+                        f"{path}:{number}",
+                        f"{name} has another digest on a line before",
+                        remedy="after a merge conflict: take one side, then run kdtr generate",
+                    )
                 case _:
                     raise LockError(
                         f"{path}:{number}",

@@ -51,6 +51,25 @@ def test_module_runs_as_a_program() -> None:
     assert all(f"\n  {name} " in run.stdout for name in commands)
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (MemoryError(), 2, "error: not enough memory"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(28, "No space left on device", "x"), 2, "error: x: No space left on device"),
+    ],
+)
+def test_what_stops_a_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    def stop(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("kdtr.textconv.lines", stop)
+    result = kdtr("textconv", "x.kdtr")
+    assert (result.exit_code, result.stderr) == (code, said + "\n")
+
+
 def test_help_imports_no_numpy() -> None:
     program = "import sys; from kdtr.cli import cli; cli(['--help'], standalone_mode=False); "
     program += "sys.exit('numpy' in sys.modules)"

@@ -107,6 +107,7 @@ call.outputs["status"].write(0)
         ('call.inputs["logit"]', "argmax@1 has no such argument: logit"),
         ('call.outputs["ids"].write(0)', "kernel never used 'logits'"),
         ("return", "kernel never used"),
+        ('raise ValueError("\\ud800")', "ValueError: ? at engine_under_test.py:5"),
         ('call.inputs["logits"].write(0)', "View.write: argument is an input"),
     ],
 )
@@ -149,6 +150,22 @@ def test_a_file_taken_for_a_module_is_told_its_right_name(
     (tmp_path / engine).write_bytes(b"")
     code, text = certify(tmp_path, engine, "--ops", "argmax")
     assert (code, want in text) == (2, True), text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise ValueError('no GPU today')", "ValueError: no GPU today at engine_under_test.py:1"),
+        ("(", "SyntaxError"),
+        ("device = 'cuda:first'", "device, want cpu or cuda, got cuda:first"),
+    ],
+)
+def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "engine_under_test.py").write_text(text)
+    code, shown = certify(tmp_path, "engine_under_test", "--ops", "argmax")
+    assert code == 2, shown
+    assert said in shown
+    assert "Traceback" not in shown
 
 
 PROGRAM = """

@@ -362,6 +362,22 @@ def test_malformed_lock_is_named_by_line(toy: Path) -> None:
         goldens.generate(["toy"])
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"contract toy@1 00\ncontract toy@1 01\n", r"LOCK:2: toy@1 has another digest"),
+        (b"case toy@1/a small 00\ncase toy@1/a full 00\n", r"LOCK:2: toy@1/a has another"),
+        (b"\xff\xfe", r"LOCK: cannot be read"),
+    ],
+)
+def test_a_lock_that_contradicts_itself_or_is_binary_is_refused(
+    toy: Path, content: bytes, said: str
+) -> None:
+    (toy / "LOCK").write_bytes(content)
+    with pytest.raises(LockError, match=said):
+        goldens.generate(["toy"])
+
+
 def test_repeated_case_name_is_refused(toy: Path) -> None:
     add_case("plain")
     with pytest.raises(ContractError, match="toy/plain: repeated case name"):
