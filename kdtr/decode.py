@@ -239,6 +239,9 @@ class Decoder:
 
     def prefill(self, prompt: Sequence[int], request: int = 0) -> int:
         """Start a request over with a prompt; the first token."""
+        for at, given in enumerate(prompt):  # ctypes would wrap it into another token
+            if not 0 <= given < 1 << 31:
+                raise EngineError("prefill", f"id {at}", "0 to 2^31 - 1", given)
         ids = (ctypes.c_int32 * len(prompt))(*prompt)
         token = ctypes.c_int32()
         self._check(

@@ -170,6 +170,13 @@ def batch() -> Iterator[decode.Decoder]:
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize("given", [(1 << 32) + 5, 1 << 31, -1, -(1 << 32) + 5])
+def test_an_id_beyond_32_bits_is_no_other_token(batch: decode.Decoder, given: int) -> None:
+    with pytest.raises(EngineError, match="prefill: id 1, want 0 to"):
+        batch.prefill([5, given])
+
+
+@pytest.mark.engine
 def test_engine_decodes_all_prompts_greedily(batch: decode.Decoder) -> None:
     tokens = [[batch.prefill(PROMPTS[p]["prompt_ids"], p)] for p in ALL]
     while len(tokens[0]) < len(greedy_tokens(0)):
