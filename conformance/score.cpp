@@ -85,7 +85,7 @@ void write_all(int fd, const void* data, std::size_t size) {
 [[noreturn]] void child(const kdtr_plugin_table* table, const Task& task, int out) {
   // Mutants print nothing on purpose; what a crashing one prints would only confuse.
   const int null = ::open("/dev/null", O_WRONLY);
-  ::dup2(null, STDERR_FILENO);
+  if (null >= 0) ::dup2(null, STDERR_FILENO);
   Options options;
   options.memory_checks = false;
   options.diagnose = false;

@@ -51,6 +51,8 @@ bool before(const Candidate& a, const Candidate& b, bool uno, int fault) {
   return a.parent < b.parent;
 }
 
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
 void run(Call& c, int fault) {
   const DLTensor& logits = c.any("logits", KDTR_IN, "R L V");
   const int R = static_cast<int>(c.dim("R")), L = static_cast<int>(c.dim("L")),
@@ -164,7 +166,7 @@ void run(Call& c, int fault) {
 
   // The target: projections, one attention layer, the head.
   const int T = R * N, first = slots - T;
-  std::vector<double> q(static_cast<std::size_t>(T * H * D));
+  std::vector<double> q(index(std::int64_t{T} * H * D));
   const auto project = [&](int at, const Array<const float>& by_token,
                            const Array<const float>& by_position, int column) {
     double sum = 0;
@@ -181,14 +183,14 @@ void run(Call& c, int fault) {
   };
   for (int at = 0; at < T; ++at) {
     for (int j = 0; j < H * D; ++j)
-      q[static_cast<std::size_t>(at * H * D + j)] = project(at, q_weight, q_position, j);
+      q[index(std::int64_t{at} * H * D + j)] = project(at, q_weight, q_position, j);
     for (int j = 0; j < D; ++j)
       pool[(first + at) * D + j] = static_cast<float>(project(at, kv_weight, kv_position, j));
   }
   for (int r = 0; r < R; ++r) {
     const auto& tree = trees[static_cast<std::size_t>(r)];
     for (int i = 0; i < N; ++i) {
-      std::vector<double> attended(static_cast<std::size_t>(H * Dv), 0.0);
+      std::vector<double> attended(index(std::int64_t{H} * Dv), 0.0);
       if (i < n_nodes[r]) {
         std::vector<int> keys;
         const int prefix = fault == stale_prefix_len ? std::max(0, lengths[r] - 1) : lengths[r];
@@ -205,7 +207,8 @@ void run(Call& c, int fault) {
           for (const int key : keys) {
             double dot = 0;
             for (int j = 0; j < D; ++j)
-              dot += q[static_cast<std::size_t>(((r * N + i) * H + h) * D + j)] * pool[key * D + j];
+              dot += q[index((std::int64_t{r} * N + i) * H * D + std::int64_t{h} * D + j)] *
+                     pool[key * D + j];
             score.push_back(scale * dot);
           }
           const double top = *std::max_element(score.begin(), score.end());
@@ -213,8 +216,7 @@ void run(Call& c, int fault) {
           for (double& s : score) sum += s = std::exp(s - top);
           for (std::size_t k = 0; k < keys.size(); ++k)
             for (int j = 0; j < Dv; ++j)
-              attended[static_cast<std::size_t>(h * Dv + j)] +=
-                  score[k] / sum * pool[keys[k] * D + j];
+              attended[index(std::int64_t{h} * Dv + j)] += score[k] / sum * pool[keys[k] * D + j];
         }
       }
       int best = 0;
@@ -278,7 +280,8 @@ void run(Call& c, int fault) {
     } else {
       std::vector<std::vector<float>> moved;
       for (int k = 0; k < count; ++k) {
-        const float* row = &pool[tree_slots[r * N + path[static_cast<std::size_t>(k)]] * D];
+        const float* row =
+            &pool[std::int64_t{tree_slots[r * N + path[static_cast<std::size_t>(k)]]} * D];
         moved.emplace_back(row, row + D);
       }
       for (int k = 0; k < count; ++k) {
@@ -286,7 +289,7 @@ void run(Call& c, int fault) {
         if (t / page >= pages) break;
         const int slot = table[r * pages + t / page] * page + t % page;
         std::copy(moved[static_cast<std::size_t>(k)].begin(),
-                  moved[static_cast<std::size_t>(k)].end(), &pool[slot * D]);
+                  moved[static_cast<std::size_t>(k)].end(), &pool[std::int64_t{slot} * D]);
       }
     }
     new_len[r] = length + count;

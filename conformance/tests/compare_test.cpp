@@ -122,7 +122,7 @@ void sets_hold_ids() {
   Want w = exact(want, {3});
   w.judged = 'S';
   w.allowed = allowed;
-  const auto mismatches = [&](std::vector<std::int32_t> got) {
+  const auto mismatches = [&](const std::vector<std::int32_t>& got) {
     return compare("ids", w, bytes(got)).mismatches;
   };
   CHECK_EQ(mismatches({1, 0, -1}), 0);
@@ -140,7 +140,7 @@ void empty_tensors_pass() {
 }
 
 void places() {
-  const std::vector<std::int32_t> want(2 * 4 * 64, 0);
+  const std::vector<std::int32_t> want(std::size_t{2} * 4 * 64, 0);
   const std::vector<std::string> axes{"R", "N", "D"};
   const auto where = [&](auto&& wrong) {
     std::vector<std::int32_t> got = want;

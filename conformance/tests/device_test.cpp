@@ -20,7 +20,7 @@ void expect(const std::string& fault, int exit, const std::string& status,
       environment + " LD_LIBRARY_PATH=" + scratch + " '" + kBin + "/kdtr-conform' run --engine '" +
       kBin + "/libkdtr_broken_cuda.so:" + fault + "' " + options + " " + scratch + "/tiny@1 2>&1";
   std::string output;
-  std::FILE* pipe = ::popen(command.c_str(), "r");
+  std::FILE* pipe = ::popen(command.c_str(), "r");  // NOLINT(bugprone-command-processor): our words
   char buffer[4096];
   while (const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, n);
   const int before = failures;

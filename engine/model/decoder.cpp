@@ -335,8 +335,8 @@ Tensor Decoder::forward(const Batch& batch) {
 }
 
 Tensor Decoder::logits(const std::string& stage, const Tensor& hidden) {
-  const Tensor mine = linear(stage, ranks_.world() == 1 ? stage : stage + ".shard", hidden,
-                             weights_.lm_head, nullptr);
+  Tensor mine = linear(stage, ranks_.world() == 1 ? stage : stage + ".shard", hidden,
+                       weights_.lm_head, nullptr);
   if (ranks_.world() == 1) return mine;
   const Tensor all = buffer(stage, dtype_of<float>, {hidden.shape[0], config_.vocab});
   ranks_.gather_columns(static_cast<const float*>(mine.data), static_cast<float*>(all.data),

@@ -84,19 +84,19 @@ Tensor Loader::upload(const std::vector<std::byte>& data, Tensor tensor) {
 }
 
 Tensor Loader::get(const Safetensors& file, const std::string& name,
-                   std::vector<std::int64_t> shape, Part part) {
+                   const std::vector<std::int64_t>& shape, Part part) {
   Tensor tensor;
   const auto data = bytes(file, name, shape, part, widen_, tensor);
   return upload(data, tensor);
 }
-Tensor Loader::get(const std::string& name, std::vector<std::int64_t> shape, Part part) {
-  return get(file_, name, std::move(shape), part);
+Tensor Loader::get(const std::string& name, const std::vector<std::int64_t>& shape, Part part) {
+  return get(file_, name, shape, part);
 }
-Tensor Loader::get(const std::string& name, std::vector<std::int64_t> shape) {
-  return get(file_, name, std::move(shape), {});
+Tensor Loader::get(const std::string& name, const std::vector<std::int64_t>& shape) {
+  return get(file_, name, shape, {});
 }
 
-Tensor Loader::stack(const std::vector<std::string>& names, std::vector<std::int64_t> shape,
+Tensor Loader::stack(const std::vector<std::string>& names, const std::vector<std::int64_t>& shape,
                      Part part) {
   Tensor one;
   std::vector<std::byte> all;
