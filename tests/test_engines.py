@@ -389,3 +389,12 @@ def test_the_search_of_the_paper_is_told_from_one_with_a_counter(
     only = ("--ops", "tree_build", "--case", "ties_every_level_ranks")
     got, text = certify(ROOT / "thirdparty", f"ddtree:{order}", *only)
     assert (got, said in text) == (code, True), text
+
+
+def test_a_fault_in_unsupported_hides_no_case(tmp_path: Path) -> None:
+    write_engine(tmp_path, "pass")
+    with (tmp_path / "engine_under_test.py").open("a") as file:
+        file.write("\n\ndef unsupported(call):\n    raise ValueError('sorry')\n")
+    code, text = certify(tmp_path, "engine_under_test", "--ops", "argmax", "--case", "ties")
+    assert code == 1, text
+    assert "unsupported() raised ValueError: sorry" in text

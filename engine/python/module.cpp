@@ -163,6 +163,7 @@ struct PyCall {
 struct PyEngine {
   py::object adapter;
   std::string error, reason, name, version, outputs;
+  std::string broken;  // what `unsupported` raised, for run() to report
 };
 thread_local py::object pending;  // the adapter of the engine that is being created
 std::string create_error;
@@ -188,7 +189,7 @@ const kdtr_plugin_table kPython{
     KDTR_ABI_VERSION,
     sizeof(kdtr_plugin_table),
     [](const char*, void** engine) {
-      *engine = new PyEngine{pending, {}, {}, {}, {}, {}};
+      *engine = new PyEngine{pending, {}, {}, {}, {}, {}, {}};
       return static_cast<int>(KDTR_OK);
     },
     [](void* engine) {
@@ -214,7 +215,9 @@ const kdtr_plugin_table kPython{
       const int rc = with_python(engine, [&](PyEngine& me) {
         me.reason = py::cast<std::string>(me.adapter.attr("unsupported")(PyCall{call, nullptr}));
       });
-      if (rc != KDTR_OK) self->reason = self->error;
+      // A fault of the engine is no reason to leave a case out: let run() report it.
+      self->broken = rc == KDTR_OK ? "" : "unsupported() raised " + self->error;
+      if (!self->broken.empty()) self->reason.clear();
       *reason = self->reason.c_str();
       return self->reason.empty() ? 1 : 0;
     },
@@ -230,8 +233,10 @@ const kdtr_plugin_table kPython{
     },
     nullptr,
     [](void* engine, const kdtr_call* call, void* stream) {
-      return with_python(engine,
-                         [&](PyEngine& me) { me.adapter.attr("run")(PyCall{call, stream}); });
+      return with_python(engine, [&](PyEngine& me) {
+        if (!me.broken.empty()) throw kdtr::Error(me.broken);
+        me.adapter.attr("run")(PyCall{call, stream});
+      });
     },
     [](void* engine) -> const char* {
       return engine == nullptr ? create_error.c_str()
