@@ -34,6 +34,10 @@ class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
+    def end_headers(self) -> None:
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
     def guess_type(self, path: str | os.PathLike[str]) -> str:
         return "text/javascript" if str(path).endswith(".mjs") else super().guess_type(path)
 
