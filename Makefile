@@ -19,8 +19,8 @@ build: venv ; $(CMAKE) --preset $(PRESET) -DKDTR_PYTHON=ON && cmake --build --pr
 generate: venv ; python -m kdtr generate --tier full --jobs $(JOBS)
 check: venv ; python -m kdtr generate --check --jobs $(JOBS)
 unit: build ; ctest --preset $(PRESET) -j $(JOBS)
-pytest: build ; pytest -n $(JOBS) -m 'not slow'
-slow: build ; pytest -n $(JOBS) -m slow
+pytest: build ; KDTR_REQUIRE_ENGINE=1 pytest -n $(JOBS) -m 'not slow'
+slow: build ; KDTR_REQUIRE_ENGINE=1 pytest -n $(JOBS) -m slow
 lint: venv ; ruff check && ruff format --check && mypy && lint-imports && $(FORMATTED) | xargs clang-format --dry-run -Werror
 format: venv ; ruff check --fix ; ruff format && $(FORMATTED) | xargs clang-format -i
 asan: venv ; $(CMAKE) --preset asan && cmake --build --preset asan -j $(JOBS) && ctest --preset asan -j $(JOBS) -L unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from kdtr import container, contract, goldens, publish
 from kdtr.cli import cli
 from kdtr.errors import KdtrError, LockError
 
-fsspec = pytest.importorskip("fsspec", reason="the extra 'cluster' is not installed")
+fsspec = importlib.import_module("fsspec")
 OPS = ("argmax", "silu_mul")
 
 
@@ -106,7 +107,7 @@ def test_any_file_system_will_do() -> None:
 
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
-    distributed = pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
+    distributed = importlib.import_module("distributed")
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
     ) as cluster:
@@ -132,6 +133,6 @@ def test_a_cluster_can_check_lock_and_fill_a_folder(scheduler: str, tmp_path: Pa
 
 @pytest.mark.slow
 def test_without_a_cluster_it_is_one_line() -> None:
-    pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
+    importlib.import_module("distributed")
     with pytest.raises(KdtrError, match="no Dask scheduler answers"):
         goldens.generate(("argmax",), check=True, scheduler="tcp://127.0.0.1:1")
