@@ -317,6 +317,21 @@ def linear(x: Rounded, w: F64) -> Rounded:
     return Rounded(value.reshape(shape), hard.reshape(shape), gate.reshape(shape), x.common)
 
 
+def bf16_or_f32(x: Rounded) -> Rounded:
+    """x where a kernel may round each element to bf16 once, to nearest, or keep it in f32.
+
+    The rounding is known but for the error that x already has: it takes x +- that error to a bf16
+    value, whose distance from x is the bound; for the gate, one standard deviation.
+    """
+
+    def moved(error: F64) -> F64:
+        low, high = (round_bf16(x.value + s * error) for s in (-1.0, 1.0))
+        return np.maximum(np.abs(low - x.value), np.abs(high - x.value))
+
+    hard = np.maximum(moved(x.hard), x.hard) + TINY_F32
+    return Rounded(x.value, hard, np.sqrt(x.gate**2 + (3 * moved(x.gate)) ** 2), x.common)
+
+
 def rms_scaled(x: Rounded, w: F64, eps: float) -> Rounded:
     """w * (x / sqrt(mean(x^2) + eps)) over the last axis, eps inside the root.
 

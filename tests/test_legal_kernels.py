@@ -98,12 +98,12 @@ def moe_route(i: Arrays, a: Arrays, kernel: Kernel) -> Arrays:
     return {"weights": s * np.float32(a["scale"])}
 
 
-def moe_experts(i: Arrays, a: Arrays, kernel: Kernel) -> Arrays:
+def moe_experts(i: Arrays, a: Arrays, kernel: Kernel, round_hidden: bool = False) -> Arrays:
     names = ("gate", "up", "down")
 
     def mlp(x: F32, gate: Any, up: Any, down: Any) -> F32:
         hidden = activated(product(x, gate, kernel), product(x, up, kernel), kernel)
-        return product(hidden, down, kernel)
+        return product(nx.round_bf16(hidden) if round_hidden else hidden, down, kernel)
 
     def weight(name: str, e: int) -> Any:
         if a["format"] == "dense":
@@ -174,6 +174,26 @@ def test_legal_kernels_stay_within_the_gate(which: str, case: case_module.Case) 
             got = LEGAL[which](inputs, dict(case.attrs), kernel)
         wide = {name: x.astype(np.float64) for name, x in got.items()}
         assert calibration.ratio(gold, wide, "gate") < 1, kernel.name
+
+
+BF16_CASES = [
+    case
+    for case in case_module.cases("moe_experts")
+    if case.profile == "bf16_f32acc" and "bad" not in case.name
+]
+
+
+@pytest.mark.parametrize("round_hidden", [False, True])
+@pytest.mark.parametrize("case", BF16_CASES, ids=lambda case: case.name)
+def test_experts_of_bf16_rows_may_round_their_hidden_elements_or_keep_them(
+    case: case_module.Case, round_hidden: bool
+) -> None:
+    inputs = {name: case_module.widen(np.asarray(x)) for name, x in case.inputs().items()}
+    gold = case_module.reference("moe_experts")(inputs, case.attrs, case.profile)
+    for kernel in KERNELS:
+        got = moe_experts(inputs, dict(case.attrs), kernel, round_hidden)["out"]
+        stored = {"out": nx.round_bf16(got)}
+        assert calibration.ratio(gold, stored, "gate") < 1, kernel.name
 
 
 @pytest.mark.parametrize("which", LEGAL)

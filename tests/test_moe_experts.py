@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kdtr import numerics as nx
 from kdtr.cases.moe_experts import dense, words
 from kdtr.reference.moe_experts import reference, unpack
 
@@ -77,3 +78,19 @@ def test_a_bad_id_fails_its_own_token() -> None:
     out = reference(x, DENSE, "f32")
     assert out["status"].tolist() == [0, 1, 0, 1]
     assert not out["out"][[1, 3]].any()
+
+
+def test_a_hidden_element_may_move_to_its_own_bf16_neighbour_and_no_further() -> None:
+    h = np.array([1.0, 1.0 + 2.0**-9, 1.0 + 2.0**-8])  # on the grid, a quarter off, between two
+    got = nx.bf16_or_f32(nx.Rounded(h, np.full(3, 2.0**-20), np.zeros(3), np.zeros(1)))
+    assert got.hard.tolist() == [2.0**-20 + nx.TINY_F32, 2.0**-9, 2.0**-8]
+    assert got.gate.tolist() == [0.0, 3 * 2.0**-9, 3 * 2.0**-8]
+
+
+def test_bf16_rows_change_the_budget_and_not_the_value() -> None:
+    x = dense(3, 3, 16, 8, 2, 2, cut=nx.round_bf16, rows=nx.round_bf16)
+    wide, narrow = (reference(x, DENSE, p) for p in ("f32", "bf16_f32acc"))
+    assert np.array_equal(wide["out"], narrow["out"])
+    store = np.abs(narrow["out"]) * 2.0**-8
+    for budget in ("out/gate", "out/hard"):
+        assert (narrow[budget] > wide[budget] + store).all()

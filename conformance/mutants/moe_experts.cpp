@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <climits>
 #include <string>
 
 #include "rows.h"
@@ -27,7 +29,18 @@ enum Fault {
   kTokenZeroOnly,
   kLastHiddenDropped,
   kNoActivation,
+  kRoundsProducts,
+  kRoundsExperts,
+  kRoundsSum,
+  kPastEightTokens,
+  kPast64Tokens,
+  kPast640Inputs,
+  kPast2560Inputs,
 };
+
+void round_to_bf16(Row& row) {
+  for (double& value : row) value = static_cast<float>(bf16(static_cast<float>(value)));
+}
 
 // Row `row` of a dense or an int4 matrix [rows, n] of expert e.
 struct Matrix {
@@ -62,9 +75,13 @@ struct Matrix {
   }
   Row multiply(std::int64_t e, const Row& x) const {
     Row y(static_cast<std::size_t>(rows), 0.0);
+    const std::size_t end = fault == kPast640Inputs    ? 640
+                            : fault == kPast2560Inputs ? 2560
+                                                       : x.size();
     for (std::int64_t r = 0; r < rows; ++r) {
       const Row w = get(e, r);
-      for (std::size_t i = 0; i < w.size(); ++i) y[static_cast<std::size_t>(r)] += w[i] * x[i];
+      for (std::size_t i = 0; i < std::min(w.size(), end); ++i)
+        y[static_cast<std::size_t>(r)] += w[i] * x[i];
     }
     return y;
   }
@@ -75,10 +92,16 @@ struct Expert {
   Row operator()(std::int64_t e, const Row& x, int fault) const {
     Row g = gate.multiply(e, x), u = up.multiply(e, x);
     if (fault == kGateUpSwapped) std::swap(g, u);
+    if (fault == kRoundsProducts) {
+      round_to_bf16(g);
+      round_to_bf16(u);
+    }
     for (std::size_t i = 0; i < g.size(); ++i)
       g[i] = (fault == kNoActivation ? g[i] : g[i] * logistic(g[i])) * u[i];
     if (fault == kLastHiddenDropped && !g.empty()) g.back() = 0;
-    return down.multiply(e, g);
+    Row y = down.multiply(e, g);
+    if (fault == kRoundsExperts) round_to_bf16(y);
+    return y;
   }
 };
 
@@ -122,6 +145,8 @@ void moe_experts(Call& call, int fault) {
   const bool has_residual = call.has("residual", KDTR_IN);
   const DLTensor& residual = has_residual ? call.any("residual", KDTR_IN, "T D") : x;
   const std::int64_t experts = call.dim("E");
+  std::vector<int> seen(static_cast<std::size_t>(experts), 0);  // tokens of each expert so far
+  const int most = fault == kPastEightTokens ? 8 : fault == kPast64Tokens ? 64 : INT_MAX;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     const Row row = read(x, t * d, d), w = read(factors, t * k, k);
     const Row add = has_residual ? read(residual, t * d, d) : Row(row.size(), 0.0);
@@ -141,10 +166,12 @@ void moe_experts(Call& call, int fault) {
       if (e == 0 && ids[t * k + j] < 0) factor = 1;
       if (fault == kNoWeights) factor = 1;
       if (fault == kTokenZeroOnly && t > 0) continue;
+      if (seen[static_cast<std::size_t>(e)]++ >= most) continue;
       accumulate(routed(e, row, fault), factor);
     }
     if (ok && has_shared && fault != kNoShared)
       accumulate(shared(0, row, fault), fault == kSharedScaled ? 0.4 : 1.0);
+    if (fault == kRoundsSum) round_to_bf16(y);
     if ((ok && fault != kNoResidual) || fault == kKeepsBadRows) accumulate(add, 1.0);
     if (!ok && fault == kKeepsBadRows) accumulate(row, 1.0);
     write(out, t * d, y);
@@ -173,6 +200,13 @@ KDTR_MUTANTS({"moe_experts@1",
                {"keeps_bad_rows", "writes a failed token's row"},
                {"token_zero_only", "routes only the first token"},
                {"last_hidden_dropped", "drops the last hidden element"},
-               {"no_activation", "multiplies gate by up without silu"}},
+               {"no_activation", "multiplies gate by up without silu"},
+               {"rounds_products", "rounds gate and up to bf16 before silu"},
+               {"rounds_experts", "rounds each expert's result to bf16 before they are combined"},
+               {"rounds_sum", "rounds the combination to bf16 before the residual"},
+               {"past_eight_tokens", "drops an expert's tokens after the eighth"},
+               {"past_64_tokens", "drops an expert's tokens after the 64th"},
+               {"past_640_inputs", "stops each dot product after 640 inputs"},
+               {"past_2560_inputs", "stops each dot product after 2560 inputs"}},
               moe_experts});
 }  // namespace kdtr::mutants

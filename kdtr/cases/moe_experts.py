@@ -19,11 +19,13 @@ Array = NDArray[Any]
 NAMES = ("gate", "up", "down")
 
 
-def tokens(seed: int, t: int, d: int, k: int, e: int) -> dict[str, Array]:
+def tokens(
+    seed: int, t: int, d: int, k: int, e: int, cut: Callable[[Any], Array] = nx.round_f32
+) -> dict[str, Array]:
     """Random tokens with k distinct experts each, weights that sum to about 2.5."""
     order = np.argsort(nx.normal(seed + 1, (t, e), 40), axis=1, kind="stable")
     return {
-        "x": nx.normal(seed, (t, d), 18),
+        "x": cut(nx.normal(seed, (t, d), 18)),
         "ids": order[:, :k].astype(np.int32),
         "weights": (nx.integers(seed + 2, (t, k), 64, 256) / 256.0),
     }
@@ -40,9 +42,10 @@ def dense(
     shared: int = 0,
     residual: bool = False,
     cut: Callable[[Any], Array] = nx.round_f32,
+    rows: Callable[[Any], Array] = nx.round_f32,
 ) -> dict[str, Array]:
     """Tokens, dense experts of hidden size i, a shared expert of size `shared`, a residual."""
-    x = tokens(seed, t, d, k, e)
+    x = tokens(seed, t, d, k, e, rows)
     shapes = {"gate": (e, i, d), "up": (e, i, d), "down": (e, d, i)}
     for n, name in enumerate(NAMES):
         x[name] = cut(nx.normal(seed + 3 + n, shapes[name], 18, 0.25))
@@ -51,7 +54,7 @@ def dense(
             shape = (d, shared) if name == "down" else (shared, d)
             x[f"shared_{name}"] = cut(nx.normal(seed + 6 + n, shape, 18, 0.25))
     if residual:
-        x["residual"] = nx.normal(seed + 9, (t, d), 18)
+        x["residual"] = rows(nx.normal(seed + 9, (t, d), 18))
     return x
 
 
@@ -85,16 +88,17 @@ def packed(
     *,
     shared: int = 0,
     scales: Callable[[int, tuple[int, ...]], Array] = powers,
+    rows: Callable[[Any], Array] = nx.round_f32,
 ) -> dict[str, Array]:
     """Tokens and int4 experts with random codes."""
-    x = tokens(seed, t, d, k, e)
+    x = tokens(seed, t, d, k, e, rows)
     shapes = {"gate": (e, i, d), "up": (e, i, d), "down": (e, d, i)}
     for n, name in enumerate(NAMES):
         *head, cols = shapes[name]
         x[f"{name}_packed"] = words(nx.integers(seed + 3 + n, shapes[name], 0, 16))
         x[f"{name}_scale"] = scales(seed + n, (*head, cols // group))
     if shared:
-        other = dense(seed + 20, t, d, 1, 1, 1, shared=shared)
+        other = dense(seed + 20, t, d, 1, 1, 1, shared=shared, cut=rows)
         x |= {name: other[name] for name in other if name.startswith("shared")}
     return x
 
@@ -122,8 +126,8 @@ def _pads() -> dict[str, Array]:
     return x
 
 
-def _bad_tokens() -> dict[str, Array]:
-    x = dense(32, 7, 16, 8, 3, 2, residual=True)
+def _bad_tokens(cut: Callable[[Any], Array] = nx.round_f32) -> dict[str, Array]:
+    x = dense(32, 7, 16, 8, 3, 2, residual=True, cut=cut, rows=cut)
     x["x"][1, 15], x["weights"][2, 1], x["residual"][3, 0] = np.nan, np.inf, -np.inf
     x["ids"][4, 1], x["ids"][5, 0] = 3, -2
     return x
@@ -135,8 +139,73 @@ def _shared_only() -> dict[str, Array]:
     return x
 
 
+def _positive(seed: int, shape: tuple[int, ...], low: int, high: int) -> Array:
+    """bf16 values (128 + n) / 128, n in [low, high): nothing cancels in their sums."""
+    return np.asarray((128.0 + nx.integers(seed, shape, low, high)) / 128.0)
+
+
+def _cancelled(x: dict[str, Array], form: str = "dense", group: int = 0) -> dict[str, Array]:
+    """x with a residual that leaves a 16th of the sum: an early rounding of it shows."""
+    attrs = {"format": form, "group": group}
+    x["residual"] = -nx.round_bf16(reference(x, attrs, "bf16_f32acc")["out"] * 0.9375)
+    return x
+
+
+def _open_gates(seed: int, t: int, e: int, shared: int = 0) -> dict[str, Array]:
+    """gate = 64 x0, where silu is the identity, and up = a bf16 value: hidden is one as well."""
+    d, i = 16, 64
+    x = dense(seed, t, d, i, e, e, shared=shared)
+    x["x"] = np.zeros((t, d))
+    x["x"][:, 0] = np.ldexp(1.0, np.arange(t) % 2)
+    for prefix, rows in (("", i), ("shared_", shared)):
+        head = (e,) if not prefix else ()
+        if rows:
+            for n, name in enumerate(NAMES):
+                shape = (*head, d, rows) if name == "down" else (*head, rows, d)
+                x[prefix + name] = _positive(seed + n + len(prefix), shape, 0, 32)
+            x[f"{prefix}gate"][:] = 64.0
+    x["weights"] = np.ones((t, e))
+    return x
+
+
+def _products_off_the_grid() -> dict[str, Array]:
+    """gate and up are bf16 values plus 15/16 of half a step: rounded, they all shrink."""
+    x = _open_gates(70, 2, 1)
+    x["x"][:, 1] = x["x"][:, 0]
+    x["gate"][..., 1] = 64.0 * np.ldexp(15.0, -12)
+    x["up"][..., 1] = np.ldexp(15.0, -12)
+    return _cancelled(x)
+
+
+def _one_rounding() -> dict[str, Array]:
+    """Sums of 64 exact hidden elements, experts of both signs, a residual that takes most."""
+    x = _open_gates(74, 4, 2, shared=64)
+    x["down"][1] *= -1.0
+    return _cancelled(x)
+
+
+def _codes_that_round_down(form: str) -> dict[str, Array]:
+    """Positive weights 7 * scale that rounding to bf16 makes smaller, all of them."""
+    t, d, i = 2, 64, 64
+    x = packed(82, t, d, i, 1, 1, 32)
+    x["x"] = _positive(83, (t, d), 0, 126)
+    for n, name in enumerate(NAMES):
+        x[f"{name}_packed"] = words(np.full((1, 64, 64), 15))
+        # 7 (8 m + 5) has eleven bits, the last three of them 3: it rounds down by 3.
+        m = nx.integers(84 + n, x[f"{name}_scale"].shape, 18, 32)
+        x[f"{name}_scale"] = np.ldexp(8.0 * m + 5.0, -15)
+    return _cancelled(x, form, 32)
+
+
+def _crowd(rows: Callable[[Any], Array] = nx.round_f32) -> dict[str, Array]:
+    x = dense(90, 70, 32, 24, 2, 2, shared=16, cut=nx.round_bf16, rows=rows)
+    x["ids"][3, 0] = x["ids"][69, 1] = -1
+    return x
+
+
 def _wrong(how: Convention, inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
-    return {"out": nx.round_f32(reference(inputs, attrs, profile, how=how)["out"])}
+    cut = nx.round_f32 if profile == "f32" else nx.round_bf16
+    return {"out": cut(reference(inputs, attrs, profile, how=how)["out"])}
 
 
 def _other_rounding(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
@@ -152,6 +221,9 @@ WRONG: Mapping[str, Reference] = {
     "twos_complement": partial(_wrong, Convention(twos_complement=True)),
     "scale_of_next_group": partial(_wrong, Convention(scale_shift=1)),
     "other_rounding": _other_rounding,
+    "rounded_products": partial(_wrong, Convention(round_products=True)),
+    "rounded_experts": partial(_wrong, Convention(round_experts=True)),
+    "rounded_sum": partial(_wrong, Convention(round_sum=True)),
 }
 
 
@@ -162,13 +234,18 @@ def _case(
     *,
     form: str = "dense",
     group: int = 0,
+    profile: str = "f32",
     **rest: Any,
 ) -> Case:
     attrs: Attrs = {"format": form, "group": group}
-    return Case(name, catches, inputs, attrs, profile="f32", **rest)
+    return Case(name, catches, inputs, attrs, profile=profile, **rest)
 
 
 BF16 = dict.fromkeys((*NAMES, *(f"shared_{n}" for n in NAMES)), "bf16")
+ROWS: dict[str, Any] = {
+    "profile": "bf16_f32acc",
+    "dtypes": {**BF16, **dict.fromkeys(("x", "residual", "out"), "bf16")},
+}
 
 
 def cases() -> Iterator[Case]:
@@ -316,4 +393,141 @@ def cases() -> Iterator[Case]:
         "A launch with an empty grid.",
         partial(dense, 6, 0, 16, 8, 2, 1),
         null_ok="no tokens: nothing is written",
+    )
+    yield _case(
+        "bf16_rows",
+        "bf16 rows read as f32, or experts, shared expert or residual mixed up.",
+        partial(
+            dense, 1, 6, 64, 40, 5, 3, shared=56, residual=True, cut=nx.round_bf16,
+            rows=nx.round_bf16,
+        ),
+        **ROWS,
+        family="random",
+        seed=1,
+        wrong=("gate_up_swapped", "unweighted", "no_shared", "shared_divided_by_scaling"),
+        kills=(
+            "gate_up_swapped",
+            "no_weights",
+            "weights_shifted",
+            "no_shared",
+            "no_residual",
+            "token_zero_only",
+            "last_expert_missing",
+            "no_activation",
+        ),
+    )  # fmt: skip
+    yield _case(
+        "bf16_odd_sizes",
+        "bf16 rows that start off every vector.",
+        partial(dense, 3, 3, 37, 23, 3, 2, shared=5, cut=nx.round_bf16, rows=nx.round_bf16),
+        **ROWS,
+        family="random",
+        seed=3,
+        kills=("last_hidden_dropped", "last_expert_missing"),
+    )
+    yield _case(
+        "bf16_bad_tokens",
+        "A bad id, NaN or infinity in one bf16 token.",
+        partial(_bad_tokens, nx.round_bf16),
+        **ROWS,
+        family="extreme",
+        seed=32,
+        kills=("keeps_bad_rows",),
+    )
+    yield _case(
+        "bf16_products_kept",
+        "gate and up rounded to bf16 before silu.",
+        _products_off_the_grid,
+        **ROWS,
+        family="needle",
+        seed=70,
+        wrong=("rounded_products",),
+        kills=("rounds_products",),
+    )
+    yield _case(
+        "bf16_one_rounding",
+        "Experts, or their sum, rounded to bf16 before the residual is added.",
+        _one_rounding,
+        **ROWS,
+        family="needle",
+        seed=74,
+        wrong=("rounded_experts", "rounded_sum"),
+        kills=("rounds_experts", "rounds_sum", "no_shared"),
+    )
+    for form in ("w4_exact", "w4_bf16"):
+        yield _case(
+            f"bf16_int4_{form[3:]}_products",
+            "With bf16 rows, weights rounded when they should not be, or kept.",
+            partial(_codes_that_round_down, form),
+            form=form,
+            group=32,
+            **ROWS,
+            family="needle",
+            seed=82,
+            wrong=("other_rounding",),
+            kills=("other_rounding",),
+        )
+    for group in (32, 128):
+        yield _case(
+            f"bf16_int4_group_{group}",
+            "With bf16 rows, the scale of another group, row or expert.",
+            partial(
+                packed, 40 + group, 3, 256, 128, 3, 2, group, shared=40, rows=nx.round_bf16
+            ),
+            form="w4_exact",
+            group=group,
+            **ROWS,
+            family="scaled",
+            seed=40 + group,
+            kills=(
+                "scale_of_next_group",
+                "scale_of_first_group",
+                "scale_of_first_expert",
+                "high_nibble_first",
+                "no_shared",
+            ),
+        )  # fmt: skip
+    rows: dict[str, Any]
+    for prefix, cut, rows in (
+        ("", nx.round_f32, {"dtypes": BF16}),
+        ("bf16_", nx.round_bf16, ROWS),
+    ):
+        yield _case(
+            f"{prefix}crowd_on_each_expert",
+            "An expert with more tokens than a tile has columns, here 69 and more.",
+            partial(_crowd, cut),
+            **rows,
+            family="random",
+            seed=90,
+            kills=("past_eight_tokens", "past_64_tokens"),
+        )
+    yield _case(
+        "bf16_long_rows",
+        "Rows longer than any pipeline of loads, and no multiple of one.",
+        partial(dense, 91, 1, 776, 40, 1, 1, cut=nx.round_bf16, rows=nx.round_bf16),
+        **ROWS,
+        family="random",
+        seed=91,
+        kills=("past_640_inputs",),
+    )
+    yield _case(
+        "bf16_int4_long_rows",
+        "int4 rows longer than any pipeline of loads, and no multiple of one.",
+        partial(packed, 92, 1, 2592, 32, 1, 1, 32, rows=nx.round_bf16),
+        form="w4_bf16",
+        group=32,
+        **ROWS,
+        family="random",
+        seed=92,
+        kills=("past_2560_inputs",),
+    )
+    yield _case(
+        "int4_long_hidden",
+        "int4 rows of down longer than any pipeline of loads.",
+        partial(packed, 93, 2, 32, 2592, 1, 1, 32),
+        form="w4_exact",
+        group=32,
+        family="random",
+        seed=93,
+        kills=("past_2560_inputs",),
     )

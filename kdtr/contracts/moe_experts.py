@@ -27,7 +27,7 @@ CONTRACT = Contract(
     ),
     source="DeepSeek-V3, arXiv:2412.19437; int4: compressed-tensors pack-quantized, symmetric",
     tensors=(
-        Tensor("x", ("f32",), ("T", "D"), "tokens, finite"),
+        Tensor("x", F, ("T", "D"), "tokens, finite"),
         Tensor("ids", ("i32",), ("T", "K"), "experts, distinct; -1 = none"),
         Tensor("weights", ("f32",), ("T", "K"), "their factors, finite"),
         Tensor("gate", F, ("E", "I", "D"), "expert gate_proj", when=DENSE),
@@ -39,8 +39,8 @@ CONTRACT = Contract(
         Tensor("shared_gate", F, ("J", "D"), "shared gate_proj", when=SHARED),
         Tensor("shared_up", F, ("J", "D"), "shared up_proj", when=SHARED),
         Tensor("shared_down", F, ("D", "J"), "shared down_proj", when=SHARED),
-        Tensor("residual", ("f32",), ("T", "D"), "added last", when="given"),
-        Tensor("out", ("f32",), ("T", "D"), "result", "out", "B"),
+        Tensor("residual", F, ("T", "D"), "added last", when="given"),
+        Tensor("out", F, ("T", "D"), "result, x's dtype", "out", "B"),
         Tensor("status", ("i32",), ("T",), "0 ok, 1 bad_input, per token", "out", "E"),
     ),
     attrs=(
@@ -53,17 +53,25 @@ CONTRACT = Contract(
         "ids": "-1 and experts that no token names are never read",
         "dense dtypes": "gate, up, down and the shared three share one dtype, except that the "
         "shared experts of an int4 call are f32 or bf16 alike",
+        "rows": "x, residual and out share one dtype; with bf16 rows all float weights are bf16",
         "bad_input": "an id outside -1 .. E-1, a NaN or infinity in the token's x, weights or "
         "residual: status 1, out 0",
         "status_axis": "tokens: the op has no request axis",
     },
-    profiles={"f32": "f32 throughout, any order inside a dot product"},
+    profiles={
+        "f32": "f32 throughout, any order inside a dot product",
+        "bf16_f32acc": "bf16 rows, exact products, f32 sums; silu(gate) * up may be rounded to "
+        "bf16 once; experts and residual combined in f32, stored as bf16",
+    },
     budget=(
         "carried through the stages: dot products as `linear`; silu: error of gate times |slope * "
         "up|, of up times |silu|, own ((2|g| + 4)(1 - sigmoid) + 5) u; combination: (n + 1) u sum "
-        "|terms| hard, n = terms, and in quadrature for the gate"
+        "|terms| hard, n = terms, and in quadrature for the gate; bf16_f32acc: a hidden element h "
+        "+- e is off by max |bf16(h +- e) - h|, thrice that in quadrature for the gate; out: "
+        "u_bf16 |out|"
     ),
     why="each stage's bound holds for any order of summation; errors of different hidden "
-    "elements are independent, so the gate adds them in quadrature",
+    "elements are independent, so the gate adds them in quadrature; the rounding of a "
+    "hidden element is known, so it counts as it is and not as the worst of its size",
     limits="T, K, E may be 0; I and D multiples of 8 and of group when int4",
 )

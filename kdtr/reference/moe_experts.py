@@ -22,6 +22,9 @@ class Convention:
     shared: bool = True
     weighted: bool = True
     round_weights: bool | None = None  # None: as the format says
+    round_products: bool = False  # gate and up to bf16 before silu
+    round_experts: bool = False  # each expert's result to bf16 before they are combined
+    round_sum: bool = False  # the combination to bf16 before the residual
 
 
 def unpack(
@@ -42,11 +45,17 @@ def unpack(
     return nx.round_bf16(out) if rounded else out
 
 
-def expert(x: nx.Rounded, weights: tuple[nx.F64, nx.F64, nx.F64], swap: bool) -> nx.Rounded:
-    """down @ (silu(gate @ x) * (up @ x)) of rows x [n, D]."""
+def expert(
+    x: nx.Rounded, weights: tuple[nx.F64, nx.F64, nx.F64], stored: str, how: Convention
+) -> nx.Rounded:
+    """down @ (silu(gate @ x) * (up @ x)) of rows x [n, D] of the dtype `stored`."""
     gate, up, down = weights
     g, u = nx.linear(x, gate), nx.linear(x, up)
-    return nx.linear(nx.swiglu(u, g) if swap else nx.swiglu(g, u), down)
+    if how.round_products:
+        g, u = (nx.exact(nx.round_bf16(y.value)) for y in (g, u))
+    hidden = nx.swiglu(u, g) if how.gate_up_swapped else nx.swiglu(g, u)
+    y = nx.linear(hidden if stored == "f32" else nx.bf16_or_f32(hidden), down)
+    return nx.exact(nx.round_bf16(y.value)) if how.round_experts else y
 
 
 def reference(
@@ -58,7 +67,7 @@ def reference(
 ) -> dict[str, NDArray[Any]]:
     """The contract's formula in f64, its budgets, and the status."""
     x, ids, factors = inputs["x"], inputs["ids"], inputs["weights"]
-    residual = inputs.get("residual")
+    residual, stored = inputs.get("residual"), nx.stored(profile)
     experts, load = _experts(inputs, attrs, how)
     ok = nx.finite_rows(x) & nx.finite_rows(factors)
     ok &= ((ids >= -1) & (ids < experts)).all(axis=1)
@@ -79,19 +88,23 @@ def reference(
         for e in range(experts):
             rows = np.flatnonzero(ok & (ids[:, k] == e))
             if rows.size:
-                part = expert(nx.exact(x[rows]), load(e), how.gate_up_swapped)
+                part = expert(nx.exact(x[rows]), load(e), stored, how)
                 add(rows, part, factors[rows, k, None] if how.weighted else np.ones((1, 1)))
     if "shared_gate" in inputs and how.shared:
         rows = np.flatnonzero(ok)
         weights = inputs["shared_gate"], inputs["shared_up"], inputs["shared_down"]
-        part = expert(nx.exact(x[rows]), weights, how.gate_up_swapped)
+        part = expert(nx.exact(x[rows]), weights, stored, how)
         add(rows, part, np.full((1, 1), how.shared_factor))
+    if how.round_sum:
+        value[:] = nx.round_bf16(value)
     if residual is not None:
         rows = np.flatnonzero(ok)
         add(rows, nx.exact(residual[rows]), np.ones((1, 1)))
     own = (terms + 1) * nx.UNIT_F32 * size
-    hard = bound + own + nx.TINY_F32
-    gate = np.minimum(np.sqrt(quad + own**2) + nx.UNIT_F32 * np.abs(value) + nx.TINY_F32, hard)
+    store = np.abs(value) * (0.0 if stored == "f32" else nx.unit(stored))
+    hard = bound + own + nx.TINY_F32 + store
+    own = np.sqrt(quad + own**2) + nx.UNIT_F32 * np.abs(value) + nx.TINY_F32
+    gate = np.minimum(own + store, hard)
     return {
         "out": value,
         "out/gate": np.where(ok[:, None], gate, 0.0),

@@ -1,4 +1,5 @@
-// moe_experts@1 on cpu: expert by expert of each token; f32 rows; f32, bf16 or int4 weights.
+// moe_experts@1 on cpu: expert by expert of each token; f32 or bf16 rows, computed in f32; f32,
+// bf16 or int4 weights.
 // x [T, D], ids, weights [T, K], expert and shared weights -> out [T, D], status [T].
 #include <algorithm>
 #include <vector>
@@ -51,11 +52,23 @@ void expert(const float* x, const M& gate, const M& up, const M& down, std::int6
   for (std::int64_t i = 0; i < d; ++i) y[i] += factor * down.dot(h.data(), i, n);
 }
 
+// Rows of f32 or bf16 as f32.
+std::vector<float> widened(const Call& call, const char* name, const DLTensor& rows,
+                           std::int64_t count) {
+  std::vector<float> wide(static_cast<std::size_t>(count));
+  by_weight(call, name, rows, [&]<class X>(X*) {
+    const X* from = data<const X>(rows);
+    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = widen(from[i]);
+  });
+  return wide;
+}
+
 void run(Call& call, void*) {
-  const auto x = call.in<float>("x", "T D");
+  const DLTensor& x_rows = call.any("x", KDTR_IN, "T D");
   const auto ids = call.in<std::int32_t>("ids", "T K");
   const auto weights = call.in<float>("weights", "T K");
-  const auto out = call.out<float>("out", "T D");
+  const DLTensor& out_rows = call.any("out", KDTR_OUT, "T D");
+  require_dtype(call, "out", out_rows, x_rows.dtype);
   const auto status = call.out<std::int32_t>("status", "T");
   const std::string_view format = call.attr_str("format");
   const std::int64_t group = call.attr_int("group");
@@ -63,13 +76,18 @@ void run(Call& call, void*) {
   const bool dense = format == "dense";
   KDTR_CHECK(dense || format == "w4_exact" || format == "w4_bf16", call.where("format"),
              "attribute", "dense, w4_exact or w4_bf16", format);
+  // Weights have their own dtype; next to bf16 rows it is bf16.
+  const auto require_weight = [&](const char* name, const DLTensor& weight) {
+    if (is<bf16>(x_rows.dtype)) require_dtype(call, name, weight, x_rows.dtype);
+  };
 
+  const std::vector<float> x = widened(call, "x", x_rows, rows * d);
+  std::vector<float> out(x.size(), 0.0f);
   std::vector<float> hidden;
   std::int64_t experts = 0;
-  for (std::int64_t i = 0; i < rows * d; ++i) out[i] = 0;
   const auto all = [&](auto&& load, std::int64_t n) {
     for (std::int64_t t = 0; t < rows; ++t) {
-      bool ok = finite(x.data + t * d, d) && finite(weights.data + t * k, k);
+      bool ok = finite(x.data() + t * d, d) && finite(weights.data + t * k, k);
       for (std::int64_t j = 0; j < k; ++j)
         ok = ok && ids[t * k + j] >= -1 && ids[t * k + j] < experts;
       status[t] = ok ? kOk : kBadInput;
@@ -77,7 +95,8 @@ void run(Call& call, void*) {
         const std::int64_t e = ids[t * k + j];
         if (e < 0) continue;
         const auto [gate, up, down] = load(e);
-        expert(x.data + t * d, gate, up, down, d, n, weights[t * k + j], hidden, out.data + t * d);
+        expert(x.data() + t * d, gate, up, down, d, n, weights[t * k + j], hidden,
+               out.data() + t * d);
       }
     }
   };
@@ -86,6 +105,7 @@ void run(Call& call, void*) {
     const DLTensor& gate = call.any("gate", KDTR_IN, "E I D");
     const DLTensor& up = call.any("up", KDTR_IN, "E I D");
     const DLTensor& down = call.any("down", KDTR_IN, "E D I");
+    require_weight("gate", gate);
     require_dtype(call, "up", up, gate.dtype);
     require_dtype(call, "down", down, gate.dtype);
     experts = call.dim("E");
@@ -136,28 +156,34 @@ void run(Call& call, void*) {
     const DLTensor& gate = call.any("shared_gate", KDTR_IN, "J D");
     const DLTensor& up = call.any("shared_up", KDTR_IN, "J D");
     const DLTensor& down = call.any("shared_down", KDTR_IN, "D J");
+    require_weight("shared_gate", gate);
     require_dtype(call, "shared_up", up, gate.dtype);
     require_dtype(call, "shared_down", down, gate.dtype);
     by_weight(call, "shared_gate", gate, [&]<class W>(W*) {
       for (std::int64_t t = 0; t < rows; ++t) {
         if (status[t] != kOk) continue;
-        expert(x.data + t * d, Dense<W>{data<const W>(gate)}, Dense<W>{data<const W>(up)},
-               Dense<W>{data<const W>(down)}, d, call.dim("J"), 1.0f, hidden, out.data + t * d);
+        expert(x.data() + t * d, Dense<W>{data<const W>(gate)}, Dense<W>{data<const W>(up)},
+               Dense<W>{data<const W>(down)}, d, call.dim("J"), 1.0f, hidden, out.data() + t * d);
       }
     });
   }
-  const float* residual =
-      call.has("residual", KDTR_IN) ? call.in<float>("residual", "T D").data : nullptr;
-  for (std::int64_t t = 0; t < rows; ++t) {
-    if (residual != nullptr && !finite(residual + t * d, d)) status[t] = kBadInput;
-    for (std::int64_t i = t * d; i < (t + 1) * d; ++i) {
-      if (status[t] != kOk) {
-        out[i] = 0;
-      } else if (residual != nullptr) {
-        out[i] += residual[i];
+  std::vector<float> residual;
+  if (call.has("residual", KDTR_IN)) {
+    const DLTensor& added = call.any("residual", KDTR_IN, "T D");
+    require_dtype(call, "residual", added, x_rows.dtype);
+    residual = widened(call, "residual", added, rows * d);
+  }
+  by_weight(call, "out", out_rows, [&]<class X>(X*) {
+    X* to = data<X>(out_rows);
+    for (std::int64_t t = 0; t < rows; ++t) {
+      if (!residual.empty() && !finite(residual.data() + t * d, d)) status[t] = kBadInput;
+      for (std::int64_t i = t * d; i < (t + 1) * d; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        const float sum = residual.empty() ? out[at] : out[at] + residual[at];
+        to[i] = X(status[t] == kOk ? sum : 0.0f);
       }
     }
-  }
+  });
 }
 
 }  // namespace

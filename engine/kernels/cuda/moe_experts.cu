@@ -227,6 +227,10 @@ void run(Call& call, void* stream) {
   with_shared(routed);
 }
 
+const char* unsupported(Call& call) {
+  return is<float>(call.any("x", KDTR_IN, "* *").dtype) ? nullptr : "bf16 rows";
+}
+
 }  // namespace
-KDTR_KERNEL({"moe_experts@1", run, workspace});
+KDTR_KERNEL({"moe_experts@1", run, workspace, unsupported});
 }  // namespace kdtr::cuda
