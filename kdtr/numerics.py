@@ -254,7 +254,7 @@ def unit(dtype: str) -> float:
 
 def stored(profile: str) -> str:
     """The dtype of the outputs of an f32-accumulating profile: "f32", "bf16_f32acc", ..."""
-    return profile.removesuffix("_f32acc")
+    return "f32" if profile.endswith("_f32out") else profile.removesuffix("_f32acc")
 
 
 @dataclass(frozen=True)
@@ -296,11 +296,13 @@ def exact(x: F64) -> Rounded:
     return Rounded(x, np.zeros_like(x), np.zeros_like(x), np.zeros((*x.shape[:-1], 1)))
 
 
-def linear(x: Rounded, w: F64) -> Rounded:
+def linear(x: Rounded, w: F64, *, tensor: bool = False) -> Rounded:
     """x [..., K] times w [N, K] transposed, summed over K in any order, with or without FMA.
 
     hard: K u sum|x w| + sum|w| hard(x). gate: 3u (sqrt(K/3) |y| + sqrt(K/2) ||x w||2), in
-    quadrature with ||w gate(x)||2. Sums here run in one fixed order, so the bits are stable.
+    quadrature with ||w gate(x)||2. `tensor`: products are exact, but tensor cores may cut each
+    partial sum instead of rounding it: hard (K + 2) 2u sum|x w|, gate + 2u (K/8 + 1)
+    max(|y|, ||x w||2). Sums here run in one fixed order, so the bits are stable.
     """
     k = w.shape[-1]
     rows = int(np.prod(x.value.shape[:-1], dtype=np.int64))
@@ -310,18 +312,23 @@ def linear(x: Rounded, w: F64) -> Rounded:
     for r in range(rows):
         terms = xs[r] * w
         value[r] = y = total(terms)
-        hard[r] = k * UNIT_F32 * total(np.abs(terms)) + total(hs[r] * w_abs)
+        steps = 2 * (k + 2) if tensor else k
+        hard[r] = steps * UNIT_F32 * total(np.abs(terms)) + total(hs[r] * w_abs)
         own = np.sqrt(k / 3) * np.abs(y) + np.sqrt(k / 2 * total(terms * terms))
         gate[r] = np.sqrt((3 * UNIT_F32 * own) ** 2 + total(gs[r] * gs[r] * w_sq))
+        if tensor:  # errors of one sign, once per eight terms
+            largest = np.maximum(np.abs(y), np.sqrt(total(terms * terms)))
+            gate[r] += 2 * UNIT_F32 * (k / 8 + 1) * largest
     shape = (*x.value.shape[:-1], w.shape[0])
     return Rounded(value.reshape(shape), hard.reshape(shape), gate.reshape(shape), x.common)
 
 
-def bf16_or_f32(x: Rounded) -> Rounded:
+def bf16_or_f32(x: Rounded, *, again: bool = False) -> Rounded:
     """x where a kernel may round each element to bf16 once, to nearest, or keep it in f32.
 
     The rounding is known but for the error that x already has: it takes x +- that error to a bf16
-    value, whose distance from x is the bound; for the gate, one standard deviation.
+    value, whose distance from x is the bound; for the gate, one standard deviation. `again`: x was
+    rounded before, so its error is no small part of a step; the gate adds at most half a step.
     """
 
     def moved(error: F64) -> F64:
@@ -329,7 +336,10 @@ def bf16_or_f32(x: Rounded) -> Rounded:
         return np.maximum(np.abs(low - x.value), np.abs(high - x.value))
 
     hard = np.maximum(moved(x.hard), x.hard) + TINY_F32
-    return Rounded(x.value, hard, np.sqrt(x.gate**2 + (3 * moved(x.gate)) ** 2), x.common)
+    own = moved(x.gate)
+    if again:
+        own = np.minimum(own, UNIT_BF16 * (np.abs(x.value) + x.gate))
+    return Rounded(x.value, hard, np.sqrt(x.gate**2 + (3 * own) ** 2), x.common)
 
 
 def rms_scaled(x: Rounded, w: F64, eps: float) -> Rounded:

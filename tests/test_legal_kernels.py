@@ -196,6 +196,75 @@ def test_experts_of_bf16_rows_may_round_their_hidden_elements_or_keep_them(
         assert calibration.ratio(gold, stored, "gate") < 1, kernel.name
 
 
+def half(x: Any) -> F32:
+    return f32(nx.round_bf16(x))
+
+
+def halves_mla_project(i: Arrays, a: Arrays, kernel: Kernel) -> Arrays:
+    """Every intermediate that the contract names, rounded."""
+    h, _, c = i["kv_b"].shape
+    r = 2 * len(i["inv_freq"])
+    n = len(i["q_b"]) // h - r
+
+    def turn(x: F32) -> F32:
+        return rotated(x, i["positions"], i["inv_freq"], a["rope_scale"], a["store"], True)
+
+    q = half(product(i["x"], i["q_a"], kernel))
+    q = half(normalised(q, i["q_a_norm"], a["eps"], kernel))
+    q = half(product(q, i["q_b"], kernel)).reshape(-1, h, n + r)
+    latent = np.stack([product(q[:, j, :n], i["kv_b"][j, :n].T, kernel) for j in range(h)], 1)
+    z = half(product(i["x"], i["kv_a"], kernel))
+    row = normalised(z[:, :c], i["kv_a_norm"], a["eps"], kernel)
+    return {
+        "q": np.concatenate([latent, turn(q[..., n:])], -1),
+        "kv": np.concatenate([row, turn(z[:, None, c:])[:, 0]], -1),
+    }
+
+
+def halves_mla_output(i: Arrays, a: Arrays, kernel: Kernel) -> Arrays:
+    h, m, _ = i["kv_b"].shape
+    v = i["o"].shape[1] // h
+    values = [product(i["latent"][:, j], i["kv_b"][j, m - v :], kernel) for j in range(h)]
+    out = product(half(np.concatenate(values, axis=1)), i["o"], kernel)
+    return {"out": out + f32(i["residual"]) if "residual" in i else out}
+
+
+HALVES = {"linear": linear, "mla_project": halves_mla_project, "mla_output": halves_mla_output}
+HALF_CASES = [
+    (op, case)
+    for op in HALVES
+    for case in case_module.cases(op)
+    if case.profile.startswith("bf16") and "bad" not in case.name and case.name != "bf16_tokens_67"
+]
+
+
+def halves(which: str, case: case_module.Case, kernel: Kernel) -> tuple[Arrays, Arrays]:
+    """The reference's result, and a kernel's that rounds wherever it may."""
+    inputs = {name: case_module.widen(np.asarray(x)) for name, x in case.inputs().items()}
+    gold = case_module.reference(which)(inputs, case.attrs, case.profile)
+    got = HALVES[which](inputs, dict(case.attrs), kernel)
+    store = half if nx.stored(case.profile) == "bf16" else f32
+    return gold, {name: store(x).astype(np.float64) for name, x in got.items()}
+
+
+@pytest.mark.parametrize(
+    ("which", "case"), HALF_CASES, ids=[f"{o}-{c.name}" for o, c in HALF_CASES]
+)
+def test_kernels_that_round_wherever_they_may_stay_within_the_gate(
+    which: str, case: case_module.Case
+) -> None:
+    for kernel in (*KERNELS, Kernel("tensor", "tensor")):
+        gold, got = halves(which, case, kernel)
+        assert calibration.ratio(gold, got, "gate") <= 1, kernel.name
+
+
+@pytest.mark.parametrize("which", HALVES)
+def test_the_gate_in_bf16_is_not_far_above_what_legal_kernels_need(which: str) -> None:
+    cases = [case for op, case in HALF_CASES if op == which]
+    ratios = [calibration.ratio(*halves(which, c, KERNELS[0]), "gate") for c in cases]
+    assert max(ratios) > 0.4
+
+
 @pytest.mark.parametrize("which", LEGAL)
 def test_the_gate_is_not_far_above_what_legal_kernels_need(which: str) -> None:
     """A bound that nothing comes near would accept faults: some case uses a twentieth of it."""

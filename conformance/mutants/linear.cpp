@@ -1,3 +1,5 @@
+#include <bit>
+
 #include "rows.h"
 
 namespace kdtr::mutants {
@@ -15,7 +17,27 @@ enum Fault {
   kLastColumn,
   kTokenLimit,
   kKeepsBadRows,
+  kBfloatPartial,
+  kCutStore,
 };
+
+// Sums of 16 products, added in bf16.
+Row in_bf16(const DLTensor& w, std::int64_t n, const Row& x) {
+  Row y(static_cast<std::size_t>(n), 0.0);
+  const auto k = static_cast<std::int64_t>(x.size());
+  for (std::int64_t i = 0; i < n; ++i)
+    for (std::int64_t j = 0; j < k; ++j) {
+      double& sum = y[static_cast<std::size_t>(i)];
+      sum += load(w, i * k + j) * x[static_cast<std::size_t>(j)];
+      if (j % 16 == 15) sum = static_cast<float>(bf16(static_cast<float>(sum)));
+    }
+  return y;
+}
+
+double cut(double value) {
+  const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
+  return std::bit_cast<float>(bits & 0xFFFF0000u);
+}
 
 void linear(Call& call, int fault) {
   const DLTensor& x = call.any("x", KDTR_IN, "T K");
@@ -33,6 +55,7 @@ void linear(Call& call, int fault) {
     if (fault == kBfloatRows)
       for (double& v : row) v = static_cast<float>(bf16(static_cast<float>(v)));
     Row y = multiply(weight, 0, n, row, fault == kTail ? row.size() / 16 * 16 : row.size());
+    if (fault == kBfloatPartial) y = in_bf16(weight, n, row);
     if (fault == kTransposed)
       for (std::int64_t i = 0; i < n; ++i) {
         double sum = 0;
@@ -46,6 +69,7 @@ void linear(Call& call, int fault) {
       if ((fault == kLastColumn && i + 1 == y.size()) || (fault == kTokenLimit && t >= 64))
         y[i] = 0;
       if (!ok && fault != kKeepsBadRows) y[i] = 0;
+      if (fault == kCutStore) y[i] = cut(y[i]);
     }
     write(out, t * n, y);
   }
@@ -63,6 +87,8 @@ KDTR_MUTANTS({"linear@1",
                {"row_zero", "reads the first row for every token"},
                {"last_column", "never writes the last output"},
                {"token_limit", "handles only 64 tokens"},
-               {"keeps_bad_rows", "writes NaN for a row that holds one"}},
+               {"keeps_bad_rows", "writes NaN for a row that holds one"},
+               {"bf16_partial", "keeps partial sums in bf16"},
+               {"cut_store", "cuts the result to bf16 instead of rounding it"}},
               linear});
 }  // namespace kdtr::mutants

@@ -22,6 +22,7 @@ enum Fault {
   kKeysTransposed,
   kKeepsBadRows,
   kRopeBeforeNope,
+  kBfloatAngle,
 };
 
 Row norm(const Row& x, const DLTensor& weight, double eps, std::size_t over) {
@@ -72,9 +73,10 @@ void mla_project(Call& call, int fault) {
       Row y(in.size());
       for (std::int64_t i = 0; i < f; ++i) {
         const std::int32_t position = fault == kPositionZero ? 0 : positions[t];
-        const double angle = turned ? static_cast<float>(position) * inv_freq[i] : 0.0f;
-        const double cosine = scale * std::cos(angle);
-        const double sine = scale * std::sin(angle) * (fault == kSign ? -1 : 1);
+        float angle = turned ? static_cast<float>(position) * inv_freq[i] : 0.0f;
+        if (fault == kBfloatAngle) angle = static_cast<float>(bf16(angle));
+        const double cosine = scale * std::cos(static_cast<double>(angle));
+        const double sine = scale * std::sin(static_cast<double>(angle)) * (fault == kSign ? -1 : 1);
         const bool half = fault == kHalfPairs;
         const double a = in[static_cast<std::size_t>(half ? i : 2 * i)];
         const double b = in[static_cast<std::size_t>(half ? f + i : 2 * i + 1)];
@@ -143,6 +145,7 @@ KDTR_MUTANTS({"mla_project@1",
                {"no_rope_scale", "leaves the factor on cos and sin out"},
                {"keys_transposed", "reads the key rows transposed"},
                {"keeps_bad_rows", "writes a failed token's row"},
-               {"rope_before_nope", "takes the rope rows of q_b first"}},
+               {"rope_before_nope", "takes the rope rows of q_b first"},
+               {"bf16_angle", "rounds the angle of rope to bf16"}},
               mla_project});
 }  // namespace kdtr::mutants

@@ -73,6 +73,17 @@ def cases() -> Iterator[Case]:
         kills=("off_by_one", "scaled"),
     )
     yield Case(
+        "bf16_rows",
+        "bf16 rows copied as bf16, of an odd width.",
+        partial(table, 6, 300, 21, (299, 0, -1, 256), True),
+        profile="exact",
+        dtypes={"table": "bf16", "out": "bf16"},
+        family="random",
+        seed=6,
+        wrong=("clamped",),
+        kills=("off_by_one", "scaled", "tail", "uint8_id", "clamps", "no_status"),
+    )
+    yield Case(
         "no_tokens",
         "A launch with an empty grid.",
         partial(table, 5, 4, 8, ()),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 Array = NDArray[Any]
+BF16 = dict.fromkeys(("x", "weight", "residual", "out"), "bf16")
 
 
 def matrices(
@@ -25,6 +26,30 @@ def matrices(
     x = {"x": nx.normal(seed, (t, k), 18), "weight": nx.round_bf16(w) if bf16 else w}
     if residual:
         x["residual"] = nx.normal(seed + 2, (t, n), 18, 2.0)
+    return x
+
+
+def halves(seed: int, t: int, k: int, n: int, residual: bool = False) -> dict[str, Array]:
+    """`matrices` with all of them in bf16."""
+    x = matrices(seed, t, k, n, residual)
+    return {name: nx.round_bf16(value) for name, value in x.items()}
+
+
+def _residual_cancels() -> dict[str, Array]:
+    x = halves(30, 4, 72, 24)
+    product = nx.linear(nx.exact(x["x"]), x["weight"]).value
+    return x | {"residual": -nx.round_bf16(product)}
+
+
+def _bad_among_many() -> dict[str, Array]:
+    x = halves(36, 70, 32, 24, residual=True)
+    x["x"][69, 0], x["residual"][2, 23] = np.nan, np.inf
+    return x
+
+
+def _bad_halves() -> dict[str, Array]:
+    x = halves(31, 12, 64, 24, residual=True)
+    x["x"][1, 63], x["x"][8, 0], x["residual"][3, 5] = np.nan, np.inf, -np.inf
     return x
 
 
@@ -50,7 +75,8 @@ def _bad_rows() -> dict[str, Array]:
 def _transposed(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     n, k = inputs["weight"].shape
     w = inputs["weight"].reshape(k, n).T
-    return {"out": nx.linear(nx.exact(inputs["x"]), w).value}
+    out = nx.linear(nx.exact(inputs["x"]), w).value
+    return {"out": nx.round_bf16(out) if profile == "bf16_f32acc" else out}
 
 
 def _no_residual(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
@@ -145,6 +171,88 @@ def cases() -> Iterator[Case]:
         family="extreme",
         seed=22,
         kills=("keeps_bad_rows",),
+    )
+    yield Case(
+        "bf16",
+        "bf16 rows or weights read in another type; partial sums kept in bf16; a cut result.",
+        partial(halves, 32, 5, 96, 33),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="random",
+        seed=32,
+        wrong=("transposed",),
+        kills=("transposed", "bf16_partial", "cut_store", "row_zero", "last_column"),
+    )
+    yield Case(
+        "bf16_residual_cancels",
+        "The product rounded to bf16 before the residual is added: here it is nearly its negative.",
+        _residual_cancels,
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="scaled",
+        seed=30,
+        kills=("bf16_sum", "bf16_partial", "no_residual", "residual_twice"),
+    )
+    yield Case(
+        "bf16_to_f32",
+        "A result that passed through bf16 on its way to f32.",
+        partial(halves, 33, 3, 264, 17, True),
+        profile="bf16_f32acc_f32out",
+        dtypes={"x": "bf16", "weight": "bf16"},
+        family="random",
+        seed=33,
+        kills=("bf16_sum", "bf16_partial", "cut_store", "no_residual"),
+    )
+    for tokens, k, n in ((1, 2056, 40), (8, 776, 24), (17, 512, 17), (64, 136, 50), (65, 128, 48)):
+        yield Case(
+            f"bf16_tokens_{tokens}",
+            "A group of tokens, of inputs or of outputs that is not whole.",
+            partial(halves, 40 + tokens, tokens, k, n),
+            profile="bf16_f32acc",
+            dtypes=BF16,
+            family="random",
+            seed=40 + tokens,
+            kills=("bf16_partial", "last_column", *(("token_limit",) if tokens > 64 else ())),
+        )
+    yield Case(
+        "bf16_tokens_130",
+        "More tokens than two tiles of 64, with a residual, stored as f32.",
+        partial(halves, 34, 130, 96, 40, True),
+        profile="bf16_f32acc_f32out",
+        dtypes={"x": "bf16", "weight": "bf16"},
+        family="random",
+        seed=34,
+        kills=("token_limit", "bf16_sum", "no_residual"),
+    )
+    yield Case(
+        "bf16_inputs_513",
+        "Rows that start at no multiple of 16 bytes, and a tail of one input.",
+        partial(halves, 35, 3, 513, 7),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="random",
+        seed=35,
+        kills=("tail", "bf16_partial"),
+    )
+    yield Case(
+        "bf16_bad_rows",
+        "A NaN or infinity that reaches other tokens of its tile, or is written out.",
+        _bad_halves,
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="extreme",
+        seed=31,
+        kills=("keeps_bad_rows",),
+    )
+    yield Case(
+        "bf16_bad_rows_of_many",
+        "A NaN among more than 64 tokens, with a residual.",
+        _bad_among_many,
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="extreme",
+        seed=36,
+        kills=("keeps_bad_rows", "token_limit"),
     )
     yield Case(
         "no_inputs",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 Array = NDArray[Any]
+BF16 = dict.fromkeys(("latent", "kv_b", "o", "residual", "out"), "bf16")
 
 
 def layer(
@@ -38,6 +39,17 @@ def layer(
     }
     if residual:
         x["residual"] = nx.normal(seed + 3, (t, d), 18)
+    return x
+
+
+def halves(seed: int, t: int, **sizes: Any) -> dict[str, Array]:
+    """`layer` with everything in bf16."""
+    return {name: nx.round_bf16(x) for name, x in layer(seed, t, **sizes).items()}
+
+
+def _bad_halves() -> dict[str, Array]:
+    x = halves(30, 67, h=2, n=8, v=16, c=32, d=24, residual=True)
+    x["latent"][1, 1, 31], x["residual"][66, 0] = np.nan, np.inf
     return x
 
 
@@ -121,6 +133,46 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=5,
         kills=("bf16_values",),
+    )
+    yield Case(
+        "bf16",
+        "bf16 latents or weights read in another type; the wrong rows or heads in bf16.",
+        partial(halves, 6, 5),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="random",
+        seed=6,
+        kills=("key_rows", "heads_inner", "head_zero", "token_zero", "next_head_latent"),
+    )
+    yield Case(
+        "bf16_odd_sizes",
+        "Sizes off every tile and off 16 bytes, with a residual.",
+        partial(halves, 7, 3, h=1, n=5, v=11, c=19, d=13, residual=True),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="random",
+        seed=7,
+        kills=("key_rows", "no_residual"),
+    )
+    yield Case(
+        "bf16_tokens_67",
+        "More tokens than a tile of 64, of which two fail.",
+        _bad_halves,
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="extreme",
+        seed=30,
+        kills=("last_head_dropped", "token_zero", "no_residual", "keeps_bad_rows"),
+    )
+    yield Case(
+        "bf16_wide_heads",
+        "Real proportions in bf16: 512 latents, 128 nope and 128 value rows.",
+        partial(halves, 8, 2, h=2, n=8, v=64, c=256, d=24),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="random",
+        seed=8,
+        kills=("key_rows", "heads_inner", "o_transposed"),
     )
     yield Case(
         "bad_tokens",

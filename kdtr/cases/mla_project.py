@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 WEIGHTS = ("q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b")
 BF16 = dict.fromkeys(WEIGHTS, "bf16")
+HALVES = BF16 | dict.fromkeys(("x", "q", "kv"), "bf16")
 
 
 def layer(
@@ -52,6 +53,18 @@ def layer(
         "kv_a_norm": w(5, (c,), 0.2, 1.0),
         "kv_b": w(6, (h, n + v, c), 0.25),
     }
+
+
+def halves(seed: int, positions: tuple[int, ...], **sizes: Any) -> dict[str, Array]:
+    """`layer` with x and the weights in bf16."""
+    x = layer(seed, positions, cut=nx.round_bf16, **sizes)
+    return x | {"x": nx.round_bf16(x["x"])}
+
+
+def _bad_halves() -> dict[str, Array]:
+    x = halves(110, (*range(30, 95), -1, 7), d=32, q=24, h=2, n=8, f=4, c=16, v=8)
+    x["x"][2, 31] = np.nan
+    return x
 
 
 def _bad_tokens() -> dict[str, Array]:
@@ -93,10 +106,11 @@ def _case(
     eps: float = 1e-6,
     rope_scale: float = 1.0,
     store: str = "halves",
+    profile: str = "f32",
     **rest: Any,
 ) -> Case:
     attrs: Attrs = {"eps": eps, "rope_scale": rope_scale, "store": store}
-    return Case(name, catches, inputs, attrs, profile="f32", **rest)
+    return Case(name, catches, inputs, attrs, profile=profile, **rest)
 
 
 def cases() -> Iterator[Case]:
@@ -185,6 +199,60 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=80,
         kills=("no_kv_norm", "rope_first"),
+    )
+    yield _case(
+        "bf16",
+        "bf16 rows or weights read in another type; an angle in bf16.",
+        partial(halves, 100, (1, 700, 30000, 131071)),
+        profile="bf16_f32acc",
+        dtypes=HALVES,
+        family="random",
+        seed=100,
+        kills=(
+            "no_q_norm",
+            "no_kv_norm",
+            "half_pairs",
+            "sign",
+            "other_store",
+            "rope_first",
+            "value_rows",
+            "key_unrotated",
+            "query_unrotated",
+            "head_zero",
+            "keys_transposed",
+            "bf16_angle",
+        ),
+    )
+    yield _case(
+        "bf16_odd_sizes",
+        "Sizes off every tile and off 16 bytes; one head.",
+        partial(halves, 120, (3, 8, 11), d=37, q=21, h=1, n=7, f=3, c=19, v=11),
+        profile="bf16_f32acc",
+        dtypes=HALVES,
+        store="interleaved",
+        family="random",
+        seed=120,
+        kills=("keys_transposed", "value_rows", "other_store"),
+    )
+    yield _case(
+        "bf16_tokens_67",
+        "More tokens than a tile of 64, of which two fail.",
+        _bad_halves,
+        profile="bf16_f32acc",
+        dtypes=HALVES,
+        family="extreme",
+        seed=110,
+        kills=("keeps_bad_rows", "position_zero", "head_zero"),
+    )
+    yield _case(
+        "bf16_wide_heads",
+        "Real proportions in bf16: 128 nope, 64 rope, 128 value rows.",
+        partial(halves, 130, (12345, 12346), d=128, q=64, h=2, n=128, f=32, c=64, v=16),
+        profile="bf16_f32acc",
+        dtypes=HALVES,
+        family="random",
+        seed=130,
+        kills=("value_rows", "head_zero", "rope_before_nope"),
     )
     yield _case(
         "bad_tokens",

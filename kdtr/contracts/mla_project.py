@@ -16,7 +16,7 @@ CONTRACT = Contract(
     ),
     source="DeepSeek-V2, arXiv:2405.04434, sec. 2.1 and appendix C; DeepSeek-V3 inference/model.py",
     tensors=(
-        Tensor("x", ("f32",), ("T", "D"), "normalised hidden states, finite"),
+        Tensor("x", F, ("T", "D"), "normalised hidden states, finite"),
         Tensor("positions", ("i32",), ("T",), "absolute position of each token"),
         Tensor("inv_freq", ("f32",), ("F",), "rope frequencies, r = 2F"),
         Tensor("q_a", F, ("Q", "D"), "q_a_proj"),
@@ -32,8 +32,8 @@ CONTRACT = Contract(
         Tensor(
             "kv_b", F, ("H", "M", "C"), "kv_b_proj: per head n K rows, then v V rows; M = n + v"
         ),
-        Tensor("q", ("f32",), ("T", "H", "C+2*F"), "absorbed query: latent | rope", "out", "B"),
-        Tensor("kv", ("f32",), ("T", "C+2*F"), "row for the cache: latent | rope", "out", "B"),
+        Tensor("q", F, ("T", "H", "C+2*F"), "absorbed query: latent | rope, x's dtype", "out", "B"),
+        Tensor("kv", F, ("T", "C+2*F"), "row for the cache: latent | rope, x's dtype", "out", "B"),
         Tensor("status", ("i32",), ("T",), "0 ok, 1 bad_input, per token", "out", "E"),
     ),
     attrs=(
@@ -45,14 +45,21 @@ CONTRACT = Contract(
         "order": "latent first, rope last, in q and kv",
         "kv row": "after normalisation and rotation",
         "softmax scale": "not applied here",
-        "dtypes": "all six weights share one dtype",
+        "dtypes": "all six weights share one dtype; bf16 where x is bf16",
         "bad_input": "position below 0, or a NaN or infinity in the token's x: status 1, q, kv 0",
         "status_axis": "tokens: the op has no request axis",
     },
-    profiles={"f32": "f32 throughout, any order inside a dot product"},
+    profiles={
+        "f32": "f32 throughout, any order inside a dot product",
+        "bf16_f32acc": "x and weights bf16; f32 sums in any order, on tensor cores or not; x @ "
+        "q_a^T, a, q before absorption and rotation, and z may each be rounded to bf16 once; norms "
+        "and rope in f32 with no rounding inside; stored as bf16",
+    },
     budget="carried through the stages: dot products as `linear`, norms as `rmsnorm` (their "
-    "factor's error stays common to the row), rope as `rope`",
+    "factor's error stays common to the row), rope as `rope`. bf16_f32acc: an element v +- e "
+    "that may be rounded is off by max |bf16(v +- e) - v|, for the gate thrice that in quadrature, "
+    "for a and q of at most u_bf16 (|v| + e); outputs: u_bf16 |out|, u_bf16 = 2^-8",
     why="a norm's factor moves a whole row together and does not average out in the next product; "
-    "the other errors do",
+    "the other errors do, and so do roundings of different elements",
     limits="T may be 0; 0 <= position < 2^20",
 )

@@ -28,13 +28,15 @@ def reference(
         ok &= nx.finite_rows(residual)
         residual = np.where(ok[:, None], residual, 0.0)
     x = np.where(ok[:, None], inputs["x"], 0.0)
-    done = add(nx.linear(nx.exact(x), inputs["weight"]), residual)
-    return finished(done, ok, "out")
+    product = nx.linear(nx.exact(x), inputs["weight"], tensor=profile != "f32")
+    return finished(add(product, residual), ok, "out", nx.stored(profile))
 
 
-def finished(done: nx.Rounded, ok: NDArray[np.bool_], name: str) -> dict[str, NDArray[Any]]:
-    """Output `name` with its budgets and the status; failed rows 0."""
-    gate, hard = done.budget()
+def finished(
+    done: nx.Rounded, ok: NDArray[np.bool_], name: str, dtype: str
+) -> dict[str, NDArray[Any]]:
+    """Output `name`, stored as `dtype`, with its budgets and the status; failed rows 0."""
+    gate, hard = done.budget(dtype)
     rows = ok.reshape(-1, *[1] * (done.value.ndim - 1))
     return {
         name: np.where(rows, done.value, 0.0),

@@ -37,7 +37,8 @@ def reference(
         residual = np.where(ok[:, None], residual, 0.0)
     x = nx.exact(np.where(ok[:, None, None], latent, 0.0))
     rows = np.s_[:v] if how.key_rows else np.s_[kv_b.shape[1] - v :]
-    heads = [nx.linear(x[:, i], kv_b[i, rows]) for i in range(h)]
+    half = profile != "f32"
+    heads = [nx.linear(x[:, i], kv_b[i, rows], tensor=half) for i in range(h)]
 
     def join(name: str) -> nx.F64:
         stacked = np.stack([getattr(p, name) for p in heads], axis=1)
@@ -46,4 +47,7 @@ def reference(
         return stacked.reshape(t, h * v)
 
     values = nx.Rounded(join("value"), join("hard"), join("gate"), np.zeros((t, 1)))
-    return finished(add(nx.linear(values, o), residual), ok, "out")
+    if half:
+        values = nx.bf16_or_f32(values)
+    done = add(nx.linear(values, o, tensor=half), residual)
+    return finished(done, ok, "out", nx.stored(profile))

@@ -40,6 +40,14 @@ def reference(
     ok = nx.finite_rows(inputs["x"]) & (positions >= 0)
     x = nx.exact(np.where(ok[:, None], inputs["x"], 0.0))
 
+    half = profile != "f32"
+
+    def times(v: nx.Rounded, w: nx.F64) -> nx.Rounded:
+        return nx.linear(v, w, tensor=half)
+
+    def kept(v: nx.Rounded, again: bool = False) -> nx.Rounded:  # between two stages
+        return nx.bf16_or_f32(v, again=again) if half else v
+
     def norm(v: nx.Rounded, name: str) -> nx.Rounded:
         return nx.rms_scaled(v, inputs[name], eps) if how.norms else v
 
@@ -49,11 +57,11 @@ def reference(
     def turn(v: nx.Rounded) -> nx.Rounded:
         return rotate(v, cos, sin, attrs["store"], how.half_pairs)
 
-    q = nx.linear(norm(nx.linear(x, inputs["q_a"]), "q_a_norm"), inputs["q_b"])
-    q = q.reshape(t, h, n + r)
+    a = kept(norm(kept(times(x, inputs["q_a"])), "q_a_norm"), again=True)
+    q = kept(times(a, inputs["q_b"]), again=True).reshape(t, h, n + r)
     rows = np.s_[-n:] if how.value_rows else np.s_[:n]
-    latent = [nx.linear(q[:, i, :n], kv_b[i, rows].T) for i in range(h)]
-    z = nx.linear(x, inputs["kv_a"])
+    latent = [times(q[:, i, :n], kv_b[i, rows].T) for i in range(h)]
+    z = kept(times(x, inputs["kv_a"]))
     parts = {
         "q": (_stack(latent, q.common), turn(q[..., n:])),
         "kv": (norm(z[:, :c], "kv_a_norm"), _flat(turn(z[:, c:].reshape(t, 1, r)))),
@@ -61,7 +69,7 @@ def reference(
     out: dict[str, NDArray[Any]] = {"status": np.where(ok, 0, 1).astype(np.int32)}
     for name, (first, second) in parts.items():
         pair = (second, first) if how.rope_first else (first, second)
-        budgets = [part.budget() for part in pair]
+        budgets = [part.budget(nx.stored(profile)) for part in pair]
         shown = ok.reshape(-1, *[1] * (first.value.ndim - 1))
         columns = {
             name: [part.value for part in pair],

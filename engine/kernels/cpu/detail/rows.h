@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "kdtr/op_call.h"
 
@@ -36,6 +37,21 @@ void by_weight(const Call& call, const char* name, const DLTensor& tensor, F&& f
   fail(call.where(name), "dtype", "f32 or bf16", dtype_name(tensor.dtype));
 }
 
+// Calls f with null pointers of the types of x and of the weights: f32 and f32 or bf16, or both bf16.
+template <class F>
+void by_rows(const Call& call, const char* name, const DLTensor& x, const char* weight,
+             const DLTensor& w, F&& f) {
+  by_weight(call, name, x, [&]<class X>(X* rows) {
+    by_weight(call, weight, w, [&]<class W>(W* weights) {
+      if constexpr (std::is_same_v<X, bf16> && !std::is_same_v<W, bf16>) {
+        fail(call.where(weight), "dtype", "bf16, as x", dtype_name(w.dtype));
+      } else {
+        f(rows, weights);
+      }
+    });
+  });
+}
+
 inline void require_dtype(const Call& call, const char* name, const DLTensor& tensor,
                           DLDataType want) {
   KDTR_CHECK(same(tensor.dtype, want), call.where(name), "dtype", dtype_name(want),
@@ -51,22 +67,22 @@ bool finite(const T* x, std::int64_t n) {
 
 // Sum of x[i] * w[i * stride]: sixteen running sums, added in order. The same bits for a row
 // whatever the batch.
-template <class W>
-float dot(const float* x, const W* w, std::int64_t n) {
+template <class X, class W>
+float dot(const X* x, const W* w, std::int64_t n) {
   constexpr int kLanes = 16;
   float sums[kLanes] = {};
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    for (int j = 0; j < kLanes; ++j) sums[j] += x[i + j] * widen(w[i + j]);
-  for (int j = 0; i < n; ++i, ++j) sums[j] += x[i] * widen(w[i]);
+    for (int j = 0; j < kLanes; ++j) sums[j] += widen(x[i + j]) * widen(w[i + j]);
+  for (int j = 0; i < n; ++i, ++j) sums[j] += widen(x[i]) * widen(w[i]);
   float sum = 0;
   for (const float s : sums) sum += s;
   return sum;
 }
 
 // y[n] = W[n, k] x[k].
-template <class W>
-void apply(const float* x, const W* w, std::int64_t n, std::int64_t k, float* y) {
+template <class X, class W>
+void apply(const X* x, const W* w, std::int64_t n, std::int64_t k, float* y) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = dot(x, w + i * k, k);
 }
 
