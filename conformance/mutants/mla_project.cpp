@@ -76,7 +76,8 @@ void mla_project(Call& call, int fault) {
         float angle = turned ? static_cast<float>(position) * inv_freq[i] : 0.0f;
         if (fault == kBfloatAngle) angle = static_cast<float>(bf16(angle));
         const double cosine = scale * std::cos(static_cast<double>(angle));
-        const double sine = scale * std::sin(static_cast<double>(angle)) * (fault == kSign ? -1 : 1);
+        const double sine =
+            scale * std::sin(static_cast<double>(angle)) * (fault == kSign ? -1 : 1);
         const bool half = fault == kHalfPairs;
         const double a = in[static_cast<std::size_t>(half ? i : 2 * i)];
         const double b = in[static_cast<std::size_t>(half ? f + i : 2 * i + 1)];

@@ -37,7 +37,8 @@ void by_weight(const Call& call, const char* name, const DLTensor& tensor, F&& f
   fail(call.where(name), "dtype", "f32 or bf16", dtype_name(tensor.dtype));
 }
 
-// Calls f with null pointers of the types of x and of the weights: f32 and f32 or bf16, or both bf16.
+// Calls f with null pointers of the types of x and of the weights: f32 and f32 or bf16, or bf16
+// both.
 template <class F>
 void by_rows(const Call& call, const char* name, const DLTensor& x, const char* weight,
              const DLTensor& w, F&& f) {
