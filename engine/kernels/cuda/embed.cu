@@ -32,6 +32,10 @@ void run(Call& call, void* stream) {
   KDTR_LAUNCHED("embed");
 }
 
+const char* unsupported(Call& call) {
+  return is<float>(call.any("out", KDTR_OUT, "* *").dtype) ? nullptr : "bf16 rows";
+}
+
 }  // namespace
-KDTR_KERNEL({"embed@1", run});
+KDTR_KERNEL({"embed@1", run, nullptr, unsupported});
 }  // namespace kdtr::cuda

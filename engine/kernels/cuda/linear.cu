@@ -23,6 +23,10 @@ void run(Call& call, void* stream) {
   });
 }
 
+const char* unsupported(Call& call) {
+  return is<float>(call.any("x", KDTR_IN, "* *").dtype) ? nullptr : "bf16 rows";
+}
+
 }  // namespace
-KDTR_KERNEL({"linear@1", run});
+KDTR_KERNEL({"linear@1", run, nullptr, unsupported});
 }  // namespace kdtr::cuda

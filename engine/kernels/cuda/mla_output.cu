@@ -37,6 +37,10 @@ void run(Call& call, void* stream) {
   });
 }
 
+const char* unsupported(Call& call) {
+  return is<float>(call.any("latent", KDTR_IN, "* * *").dtype) ? nullptr : "bf16 rows";
+}
+
 }  // namespace
-KDTR_KERNEL({"mla_output@1", run, workspace});
+KDTR_KERNEL({"mla_output@1", run, workspace, unsupported});
 }  // namespace kdtr::cuda

@@ -116,6 +116,10 @@ void run(Call& call, void* stream) {
   KDTR_LAUNCHED("turn kv");
 }
 
+const char* unsupported(Call& call) {
+  return is<float>(call.any("x", KDTR_IN, "* *").dtype) ? nullptr : "bf16 rows";
+}
+
 }  // namespace
-KDTR_KERNEL({"mla_project@1", run, workspace});
+KDTR_KERNEL({"mla_project@1", run, workspace, unsupported});
 }  // namespace kdtr::cuda
