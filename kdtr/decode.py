@@ -415,10 +415,16 @@ def localize(decoder: Decoder, prompt: Sequence[int]) -> list[Verdict]:
     """Every stage of a prefill judged on its own inputs, in order.
 
     The first verdict above 1 is the first stage at fault: later stages are judged on what they
-    were given, so a fault upstream does not spread.
+    were given, so a fault upstream does not spread. `kv_commit` works in place, so that its inputs
+    are gone when it is seen; it is not judged.
     """
     verdicts: list[Verdict] = []
-    decoder.tap(lambda stage: verdicts.append(judge(stage)))
+
+    def see(stage: Stage) -> None:
+        if all(t.role != "inout" for t in contract.load(stage.op).tensors):
+            verdicts.append(judge(stage))
+
+    decoder.tap(see)
     try:
         decoder.prefill(prompt)
     finally:

@@ -25,6 +25,7 @@ PROMPTS: list[dict[str, Any]] = json.loads((MODEL / "greedy_tokens.json").read_b
 TRACE: dict[str, Any] = json.loads((MODEL / "ddtree_trace.json").read_bytes())
 CLEAR = 1e-4  # gaps between weights above this decide the order of nodes whatever the rounding
 ALL = range(len(PROMPTS))
+EMBED = "model.embed_tokens.weight"
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +258,53 @@ def test_a_request_has_the_same_bits_alone_and_in_a_batch() -> None:
 
 
 @pytest.mark.engine
+def test_steps_of_every_kind_in_any_order_give_the_greedy_tokens() -> None:
+    """Kinds run anew, from a record and past a tap, on buffers that grow in between."""
+    seen: list[str] = []
+    with decode.Decoder(MODEL, requests=3, max_context=512, max_budget=64) as decoder:
+        out = {r: [decoder.prefill(PROMPTS[r]["prompt_ids"], r)] for r in range(3)}
+        kinds = [(0, [0, 1]), (4, [1]), (0, [1, 0]), (4, [2]), (64, [2, 0]), (0, [0, 1]), (4, [1])]
+        for turn, (budget, live) in enumerate(kinds * 3):
+            decoder.tap((lambda stage: seen.append(stage.name)) if turn in (5, 9) else None)
+            new = decoder.tree(budget, live) if budget else [[t] for t in decoder.greedy(live)]
+            if budget:
+                assert decoder.read("tree.tokens").size == len(live) * (budget + 1)
+            for r, tokens in zip(live, new, strict=True):
+                out[r] += tokens
+    assert seen.count("kv_commit") == 2
+    for r, tokens in out.items():
+        assert tokens == greedy_tokens(r)[: len(tokens)]
+
+
+@pytest.mark.engine
+def test_a_step_that_fails_moves_no_request(tmp_path: Path) -> None:
+    """The first token of prompt 0 embeds as NaN, so its next step fails; prompt 1 goes on."""
+    bad = greedy_tokens(0)[0]
+    assert bad not in [*PROMPTS[0]["prompt_ids"], *PROMPTS[1]["prompt_ids"], *greedy_tokens(1)]
+    data = bytearray((MODEL / "model.safetensors").read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    begin = json.loads(data[8 : 8 + length])[EMBED]["data_offsets"][0] + 8 + length
+    data[begin + 256 * bad : begin + 256 * bad + 2] = b"\xc0\x7f"
+    (tmp_path / "model.safetensors").write_bytes(data)
+    for name in ("config.json", "draft_heads.safetensors"):
+        (tmp_path / name).symlink_to(MODEL / name)
+    with decode.Decoder(tmp_path, requests=2, max_context=256, max_budget=8) as decoder:
+        assert decoder.prefill(PROMPTS[0]["prompt_ids"], 0) == bad
+        tokens = [decoder.prefill(PROMPTS[1]["prompt_ids"], 1)]
+        with pytest.raises(EngineError, match=r"l0.input_norm: status of row 0, want 0, got 1"):
+            decoder.greedy([0, 1])
+        tokens += decoder.greedy([1])
+        with pytest.raises(EngineError, match=r"draft.heads: status of row 1, want 0, got 1"):
+            decoder.tree(8, [1, 0])
+        for _ in range(4):
+            tokens += decoder.tree(8, [1])[0]
+        rows = decoder.rows(2, 1)
+        decoder.prefill([*PROMPTS[1]["prompt_ids"], *tokens[:-1]], 0)
+        assert rows.tobytes() == decoder.rows(2, 0).tobytes()
+    assert tokens == greedy_tokens(1)[: len(tokens)]
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize("file", ["config.json", "config.deepseek.json"])
 def test_engine_reads_both_spellings(tmp_path: Path, file: str) -> None:
     shutil.copy(MODEL / file, tmp_path / "config.json")
@@ -334,8 +382,8 @@ def stages() -> list[decode.Stage]:
 def test_every_stage_is_within_its_own_budget(stages: list[decode.Stage]) -> None:
     names = [stage.name for stage in stages]
     assert names[:4] == ["embed", "l0.input_norm", "l0.mla_project", "l0.verify_attn"]
-    assert names[-3:] == ["final_norm", "logits", "next"]
-    for stage in stages:
+    assert names[-4:] == ["final_norm", "logits", "next", "kv_commit"]
+    for stage in stages[:-1]:  # the last works in place
         assert decode.judge(stage).worst <= 1, stage.name
 
 
@@ -460,9 +508,6 @@ def damaged(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     return tmp_path
 
 
-EMBED = "model.embed_tokens.weight"
-
-
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -539,6 +584,8 @@ def test_requests_are_checked() -> None:
             with pytest.raises(EngineError, match=message):
                 call()
         decoder.prefill([1] * 30)
+        with pytest.raises(EngineError, match="request: times in a step, want once, got 0"):
+            decoder.greedy([0, 0])
         decoder.greedy()
         decoder.greedy()
         with pytest.raises(EngineError, match="context rows"):

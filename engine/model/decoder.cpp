@@ -13,7 +13,7 @@ namespace kdtr::model {
 namespace {
 
 constexpr std::int64_t kChunk = 32;          // prompt tokens a pass
-constexpr std::int64_t kStatuses = 1 << 20;  // int32 statuses between two checks
+constexpr std::int64_t kStatuses = 1 << 20;  // int32 statuses of a step
 
 Config read_config(const std::string& folder) {
   const std::string path = folder + "/config.json";
@@ -52,12 +52,17 @@ class Decoder::Op {
   }
   // Runs with a status of `n` entries; `checked`: whether a status other than ok is an error.
   void run(std::int64_t n, bool checked = true) {
-    const Tensor arena = d_.buffer("statuses", dtype_of<std::int32_t>, {kStatuses});
-    KDTR_CHECK(d_.status_used_ + n <= kStatuses, stage_, "statuses of a step", kStatuses,
-               d_.status_used_ + n);
-    tensor("status", KDTR_OUT, {at(arena, d_.status_used_), arena.dtype, {n}});
-    if (checked) d_.pending_.push_back({stage_, d_.status_used_, n});
-    d_.status_used_ += n;
+    if (checked) {
+      Plan& plan = *d_.plan_;
+      const Tensor arena = d_.ints("statuses", {kStatuses});
+      KDTR_CHECK(plan.statuses + n <= kStatuses, stage_, "statuses of a step", kStatuses,
+                 plan.statuses + n);
+      tensor("status", KDTR_OUT, {at(arena, plan.statuses), arena.dtype, {n}});
+      plan.checked.push_back({stage_, plan.statuses, n});
+      plan.statuses += n;
+    } else {
+      tensor("status", KDTR_OUT, d_.ints("statuses.ignored", {n}));
+    }
     if (kernel_->workspace != nullptr) {
       Call sizes(call_.call());
       const std::size_t bytes = kernel_->workspace(sizes);
@@ -106,33 +111,62 @@ Decoder::Decoder(const std::string& folder, const Options& options, Memory& memo
              "heads and expert columns", "one a rank at least", ranks.world());
   weights_ = Loader(folder, config_, memory, arena_, ranks.rank(), ranks.world()).load();
   max_pages_ = (o.max_context + o.page_size - 1) / o.page_size;
-  // Pages of all requests, then one slot for each node of each request's tree.
-  const std::int64_t pages = o.requests * max_pages_;
-  const std::int64_t tree = (o.requests * (o.max_budget + 1) + o.page_size - 1) / o.page_size;
-  slots_ = (pages + tree) * o.page_size;
-  pool_ = buffer("pool", dtype_of<float>, {config_.layers, slots_, config_.row()});
-  hidden_ = buffer("hidden", dtype_of<float>, {o.requests, config_.hidden});
-  memory_.zero(pool_.data, pool_.bytes());
+  // Pages of all requests, then one slot for each node of a pass.
+  const std::int64_t nodes = std::max(o.requests * (o.max_budget + 1), kChunk);
+  tree_slots_ = (nodes + o.page_size - 1) / o.page_size * o.page_size;
+  slots_ = o.requests * max_pages_ * o.page_size + tree_slots_;
+  const auto fixed = [&](DLDataType dtype, std::vector<std::int64_t> shape) {
+    Tensor t{nullptr, dtype, std::move(shape)};
+    t.data = arena_.alloc(t.bytes());
+    memory_.zero(t.data, t.bytes());
+    return t;
+  };
+  pool_ = fixed(dtype_of<float>, {config_.layers, slots_, config_.row()});
+  hidden_ = fixed(dtype_of<float>, {o.requests, config_.hidden});
+  lengths_ = fixed(dtype_of<std::int32_t>, {o.requests});
+  last_ = fixed(dtype_of<std::int32_t>, {o.requests});
+  listed_ = fixed(dtype_of<std::int32_t>, {o.requests});
+  zeros_ = fixed(dtype_of<std::int32_t>, {o.requests});
+  ones_ = fixed(dtype_of<std::int32_t>, {o.requests});
+  seen_ = fixed(dtype_of<std::uint8_t>, {o.requests});
+  const std::vector<std::int32_t> ones(static_cast<std::size_t>(o.requests), 1);
+  const std::vector<std::uint8_t> seen(static_cast<std::size_t>(o.requests), 1);
+  memory_.write(ones_.data, ones.data(), ones_.bytes());
+  memory_.write(seen_.data, seen.data(), seen_.bytes());
+  results_ =
+      fixed(dtype_of<std::int32_t>, {1 + std::max(o.requests * (weights_.depth + 2), kChunk)});
   requests_.resize(static_cast<std::size_t>(o.requests));
 }
 
 Tensor Decoder::buffer(const std::string& name, DLDataType dtype, std::vector<std::int64_t> shape) {
   Tensor want{nullptr, dtype, std::move(shape)};
-  auto& [held, capacity] = buffers_[name];
-  if (held.data == nullptr || capacity < want.bytes()) {
-    if (held.data != nullptr) arena_.release(held.data);
-    held.data = nullptr;
+  Buffer& held = buffers_[name];
+  if (held.data == nullptr || held.capacity < want.bytes()) {
+    ++moves_;
+    if (held.data != nullptr) arena_.release(std::exchange(held.data, nullptr));
     held.data = arena_.alloc(want.bytes());
-    capacity = want.bytes();
+    held.capacity = want.bytes();
   }
   want.data = held.data;
-  held = want;
+  plan_->views.insert_or_assign(name, want);
   return want;
+}
+
+Tensor Decoder::ints(const std::string& name, std::vector<std::int64_t> shape) {
+  return buffer(name, dtype_of<std::int32_t>, std::move(shape));
+}
+
+// A part of what the host reads after the step.
+Tensor Decoder::result(const std::string& name, std::int64_t first,
+                       std::vector<std::int64_t> shape) {
+  const Tensor part{at(results_, 1 + first), results_.dtype, std::move(shape)};
+  plan_->views.insert_or_assign(name, part);
+  return part;
 }
 
 Tensor Decoder::upload(const std::string& name, const std::vector<std::int32_t>& values,
                        std::vector<std::int64_t> shape) {
-  const Tensor tensor = buffer(name, dtype_of<std::int32_t>, std::move(shape));
+  const Tensor tensor = ints(name, std::move(shape));
   memory_.write(tensor.data, values.data(), tensor.bytes());
   return tensor;
 }
@@ -159,35 +193,117 @@ Tensor Decoder::pool(std::int64_t layer) const {
   return {at(pool_, layer * slots_ * config_.row()), pool_.dtype, {slots_, config_.row()}};
 }
 
-// Page tables and lengths of the requests of a pass.
-void Decoder::lengths(Batch& batch, std::span<const std::int32_t> requests) {
-  std::vector<std::int32_t> pages, prefix;
-  for (const std::int32_t request : requests) {
-    prefix.push_back(static_cast<std::int32_t>(length(request)));
-    KDTR_CHECK(requests_[static_cast<std::size_t>(request)].live, "request", "state", "prefilled",
-               request);
-    for (std::int64_t p = 0; p < max_pages_; ++p)
-      pages.push_back(static_cast<std::int32_t>(p * options_.requests + request));
-  }
-  const auto r = static_cast<std::int64_t>(requests.size());
-  batch.r = r;
-  batch.page_table = upload("page_table", pages, {r, max_pages_});
-  batch.prefix_len = upload("prefix_len", prefix, {r});
+State Decoder::state() const {
+  return {static_cast<std::int32_t*>(lengths_.data), static_cast<std::int32_t*>(last_.data),
+          static_cast<std::byte*>(hidden_.data), options_.requests,
+          static_cast<std::int64_t>(hidden_.bytes()) / options_.requests};
 }
 
-// Writes the nodes' fresh rows to their slots, one copy for each run of neighbours.
-void Decoder::scatter(const Batch& batch, std::int64_t layer, const Tensor& rows) {
-  const auto row = static_cast<std::size_t>(config_.row()) * sizeof(float);
-  const Tensor to = pool(layer);
-  for (std::size_t i = 0; i < batch.slots.size();) {
-    std::size_t n = 1;
-    while (i + n < batch.slots.size() &&
-           batch.slots[i + n] == batch.slots[i] + static_cast<std::int32_t>(n))
-      ++n;
-    memory_.copy(at(to, batch.slots[i] * config_.row()),
-                 at(rows, static_cast<std::int64_t>(i) * config_.row()), n * row);
-    i += n;
+// Checks the requests of a step that adds at most `rows` to each, and lists them for the device.
+void Decoder::list(std::span<const std::int32_t> requests, std::int64_t rows) {
+  std::vector<bool> seen(requests_.size());
+  for (const std::int32_t request : requests) {
+    require_room(request, rows);
+    const auto q = static_cast<std::size_t>(request);
+    KDTR_CHECK(requests_[q].live, "request", "state", "prefilled", request);
+    KDTR_CHECK(!seen[q], "request", "times in a step", "once", request);
+    seen[q] = true;
   }
+  if (std::ranges::equal(requests, list_)) return;
+  list_.assign(requests.begin(), requests.end());
+  memory_.write(listed_.data, list_.data(), requests.size_bytes());
+}
+
+// Enqueues a step's work. The first time sizes the buffers; a record of it is used as long as none
+// of them moves. A tap sees the work itself, and a prompt's is never the same twice.
+void Decoder::run(Plan& plan, const std::function<void()>& work) {
+  plan_ = &plan;
+  const auto all = [&plan, work] {
+    plan.checked.clear();
+    plan.statuses = 0;
+    work();
+  };
+  if (tap_ || &plan == &prompt_ || plan.moves != moves_) {
+    plan.record.reset();
+    all();
+    plan.moves = moves_;
+    return;
+  }
+  if (!plan.record) plan.record = memory_.record(all);
+  plan.record->replay();
+}
+
+// Runs a step and waits: the first `count` results. A status that is not ok is an error.
+std::vector<std::int32_t> Decoder::step(Plan& plan, std::size_t count,
+                                        const std::function<void()>& work) {
+  run(plan, work);
+  std::vector<std::int32_t> results(1 + count);
+  memory_.read(results.data(), results_.data, results.size() * sizeof(std::int32_t));
+  const std::int64_t bad = results[0];
+  for (const Plan::Checked& c : plan.checked) {
+    if (bad < c.first || bad >= c.first + c.count) continue;
+    std::int32_t status = 0;
+    memory_.read(&status, at(plan.views.at("statuses"), bad), sizeof status);
+    fail(c.stage, "status of row " + std::to_string(bad - c.first), 0, status);
+  }
+  results.erase(results.begin());
+  return results;
+}
+
+// What a pass of r requests with n nodes each starts from; their hidden rows go to the first half
+// of each row of `drafts` where given.
+Decoder::Batch Decoder::start(std::int64_t r, std::int64_t n, const Tensor* drafts) {
+  Batch batch;
+  batch.r = r;
+  batch.n = n;
+  batch.prefix_len = ints("prefix_len", {r});
+  batch.root = ints("root", {r});
+  batch.page_table = ints("page_table", {r, max_pages_});
+  batch.tree_slots = ints("tree_slots", {r, n});
+  StepStart s{state(),    static_cast<const std::int32_t*>(listed_.data),
+              r,          n,
+              max_pages_, slots_ - tree_slots_};
+  s.prefix_len = static_cast<std::int32_t*>(batch.prefix_len.data);
+  s.root = static_cast<std::int32_t*>(batch.root.data);
+  s.page_table = static_cast<std::int32_t*>(batch.page_table.data);
+  s.tree_slots = static_cast<std::int32_t*>(batch.tree_slots.data);
+  if (drafts != nullptr) {
+    s.hidden = static_cast<std::byte*>(drafts->data);
+    s.stride = static_cast<std::int64_t>(drafts->bytes()) / r;
+  }
+  start_step(s, memory_.stream());
+  return batch;
+}
+
+// Moves each path's rows behind its prefix, and the state on.
+void Decoder::finish(const Batch& batch, const Path& path, const Tensor& hidden) {
+  const auto as_bytes = [](const Tensor& t, std::vector<std::int64_t> shape) {
+    const std::int64_t row = t.dtype.bits / 8 * t.shape.back();
+    shape.push_back(row);
+    return Tensor{t.data, dtype_of<std::uint8_t>, std::move(shape)};
+  };
+  const Tensor new_len = ints("tree.new_len", {batch.r});
+  Op(*this, "kv_commit", "kv_commit@1")
+      .inout("rows", as_bytes(pool_, {config_.layers, slots_}))
+      .inout("page_table", batch.page_table)
+      .inout("tree_slots", batch.tree_slots)
+      .inout("hidden", as_bytes(hidden, {batch.r, batch.n}))
+      .in("accept_index", path.accept_index)
+      .in("accept_len", path.accept_len)
+      .in("prefix_len", batch.prefix_len)
+      .out("new_len", new_len)
+      .attr("page_size", options_.page_size)
+      .run(batch.r);
+  StepEnd s{state(),         static_cast<const std::int32_t*>(listed_.data),
+            batch.r,         batch.n,
+            plan_->statuses, path.tokens.shape[1]};
+  s.statuses = static_cast<const std::int32_t*>(plan_->views.at("statuses").data);
+  s.new_len = static_cast<const std::int32_t*>(new_len.data);
+  s.accept_len = static_cast<const std::int32_t*>(path.accept_len.data);
+  s.tokens = static_cast<const std::int32_t*>(path.tokens.data);
+  s.hidden = static_cast<const std::byte*>(hidden.data);
+  s.first_bad = static_cast<std::int32_t*>(results_.data);
+  end_step(s, memory_.stream());
 }
 
 Tensor Decoder::linear(const std::string& stage, const std::string& out, const Tensor& x,
@@ -219,7 +335,8 @@ Tensor Decoder::attention(const Batch& batch, std::int64_t layer, const Tensor& 
   const std::int64_t t = x.shape[0], heads = l.kv_b.shape[0], width = c.row();
   const Tensor h = norm(stage + "input_norm", x, l.input_norm);
   const Tensor q = buffer("q", dtype_of<float>, {t, heads, width});
-  const Tensor kv = buffer("kv", dtype_of<float>, {t, width});
+  // The nodes' rows go where their slots are: the last of the pool.
+  const Tensor kv{at(pool(layer), (slots_ - tree_slots_) * width), pool_.dtype, {t, width}};
   Op(*this, stage + "mla_project", "mla_project@1")
       .in("x", h)
       .in("positions", view(batch.positions, {t}))
@@ -236,7 +353,6 @@ Tensor Decoder::attention(const Batch& batch, std::int64_t layer, const Tensor& 
       .attr("rope_scale", static_cast<double>(c.rope_scale))
       .attr("store", std::string("halves"))
       .run(t);
-  scatter(batch, layer, kv);
   const Tensor latent = buffer("latent", dtype_of<float>, {t, heads, c.kv_lora});
   const Tensor lse = buffer("lse", dtype_of<float>, {batch.r, batch.n, heads});
   Op(*this, stage + "verify_attn", "verify_attn@1")
@@ -345,159 +461,134 @@ Tensor Decoder::logits(const std::string& stage, const Tensor& hidden) {
   return all;
 }
 
-Tensor Decoder::argmax(const std::string& stage, const Tensor& scores, std::int64_t r,
-                       std::int64_t n) {
-  const Tensor ids = buffer(stage, dtype_of<std::int32_t>, {r, n});
+void Decoder::argmax(const std::string& stage, const Tensor& scores, const Tensor& ids) {
   Op(*this, stage, "argmax@1")
-      .in("logits", view(scores, {r, n, config_.vocab}))
+      .in("logits", view(scores, {ids.shape[0], ids.shape[1], config_.vocab}))
       .out("ids", ids)
-      .run(r);
-  return ids;
-}
-
-void Decoder::check_statuses() {
-  const Tensor arena = buffer("statuses", dtype_of<std::int32_t>, {kStatuses});
-  std::vector<std::int32_t> all(static_cast<std::size_t>(status_used_));
-  memory_.read(all.data(), arena.data, all.size() * sizeof(std::int32_t));
-  const std::vector<Pending> pending = std::exchange(pending_, {});
-  status_used_ = 0;
-  for (const Pending& p : pending)
-    for (std::int64_t i = 0; i < p.count; ++i)
-      KDTR_CHECK(all[static_cast<std::size_t>(p.first + i)] == kOk, p.stage,
-                 "status of row " + std::to_string(i), 0,
-                 all[static_cast<std::size_t>(p.first + i)]);
+      .run(ids.shape[0]);
 }
 
 std::int32_t Decoder::prefill(std::int64_t request, std::span<const std::int32_t> ids) {
   if (ids.empty()) fail("prefill", "prompt", "at least one id", 0);
   require_room(request, 0);  // and that there is such a request
-  Request& state = requests_[static_cast<std::size_t>(request)];
-  state = {0, -1, true};
-  require_room(request, static_cast<std::int64_t>(ids.size()));
+  Request& held = requests_[static_cast<std::size_t>(request)];
+  held = {};
+  const auto count = static_cast<std::int64_t>(ids.size());
+  require_room(request, count);
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    KDTR_CHECK(ids[i] >= 0 && ids[i] < config_.vocab, "prefill", "id " + std::to_string(i),
+               "0.." + std::to_string(config_.vocab - 1), ids[i]);
+  memory_.zero(at(lengths_, request), sizeof(std::int32_t));
+  held.live = true;
   const auto id = static_cast<std::int32_t>(request);
-  Tensor last;
-  for (std::size_t first = 0; first < ids.size(); first += kChunk) {
-    const std::int64_t n =
-        std::min<std::int64_t>(kChunk, static_cast<std::int64_t>(ids.size() - first));
-    Batch batch;
-    batch.n = n;
-    lengths(batch, {&id, 1});
-    std::vector<std::int32_t> chunk, positions;
+  list({&id, 1}, 0);
+  held.live = false;
+  std::vector<std::int32_t> results;
+  while (held.length < count) {
+    const std::int64_t n = std::min(kChunk, count - held.length);
+    const bool is_last = held.length + n == count;
+    // A chain: each node sees the nodes before it, and all of them are accepted.
+    std::vector<std::int32_t> chunk, positions, chain;
     std::vector<std::uint8_t> visible(static_cast<std::size_t>(n * n));
     for (std::int64_t i = 0; i < n; ++i) {
-      chunk.push_back(ids[first + static_cast<std::size_t>(i)]);
-      KDTR_CHECK(chunk.back() >= 0 && chunk.back() < config_.vocab, "prefill",
-                 "id " + std::to_string(first + static_cast<std::size_t>(i)),
-                 "0.." + std::to_string(config_.vocab - 1), chunk.back());
-      positions.push_back(static_cast<std::int32_t>(state.length + i));
-      batch.slots.push_back(slot(request, state.length + i));
+      chunk.push_back(ids[static_cast<std::size_t>(held.length + i)]);
+      positions.push_back(static_cast<std::int32_t>(held.length + i));
+      chain.push_back(static_cast<std::int32_t>(i));
       for (std::int64_t j = 0; j <= i; ++j) visible[static_cast<std::size_t>(i * n + j)] = 1;
     }
-    batch.ids = upload("ids", chunk, {1, n});
-    batch.positions = upload("positions", positions, {1, n});
-    batch.tree_slots = upload("tree_slots", batch.slots, {1, n});
-    batch.n_nodes = upload("n_nodes", {static_cast<std::int32_t>(n)}, {1});
-    batch.visible = buffer("visible", dtype_of<std::uint8_t>, {1, n, n});
-    memory_.write(batch.visible.data, visible.data(), visible.size());
-    const Tensor hidden = forward(batch);
-    last = {at(hidden, (n - 1) * config_.hidden), hidden.dtype, {1, config_.hidden}};
-    state.length += n;
+    results = step(prompt_, static_cast<std::size_t>(n), [&] {
+      Batch batch = start(1, n, nullptr);
+      batch.ids = upload("ids", chunk, {1, n});
+      batch.positions = upload("positions", positions, {1, n});
+      batch.n_nodes = upload("n_nodes", {static_cast<std::int32_t>(n)}, {1});
+      batch.visible = buffer("visible", dtype_of<std::uint8_t>, {1, n, n});
+      memory_.write(batch.visible.data, visible.data(), visible.size());
+      const Tensor hidden = forward(batch);
+      Path path{upload("chain", chain, {1, n}),
+                upload("chain_len", {static_cast<std::int32_t>(n - 1)}, {1}), batch.ids};
+      if (is_last) {
+        const Tensor row{at(hidden, (n - 1) * config_.hidden), hidden.dtype, {1, config_.hidden}};
+        path.tokens = result("tokens", 0, {1, n});
+        argmax("next", logits("logits", row), result("next", n - 1, {1, 1}));
+      }
+      finish(batch, path, hidden);
+    });
+    held.length += n;
   }
-  memory_.copy(at(hidden_, request * config_.hidden), last.data, last.bytes());
-  const Tensor next = argmax("next", logits("logits", last), 1, 1);
-  check_statuses();
-  memory_.read(&state.last, next.data, sizeof state.last);
-  return state.last;
+  held.live = true;
+  return results.back();
 }
 
 void Decoder::greedy(std::span<const std::int32_t> requests, std::span<std::int32_t> tokens) {
   KDTR_CHECK(requests.size() == tokens.size(), "greedy", "tokens", requests.size(), tokens.size());
-  Batch batch;
-  batch.n = 1;
-  lengths(batch, requests);
-  const std::int64_t r = batch.r;
-  std::vector<std::int32_t> ids, positions;
-  for (const std::int32_t request : requests) {
-    require_room(request, 1);
-    const Request& state = requests_[static_cast<std::size_t>(request)];
-    ids.push_back(state.last);
-    positions.push_back(static_cast<std::int32_t>(state.length));
-    batch.slots.push_back(slot(request, state.length));
-  }
-  batch.ids = upload("ids", ids, {r, 1});
-  batch.positions = upload("positions", positions, {r, 1});
-  batch.tree_slots = upload("tree_slots", batch.slots, {r, 1});
-  batch.n_nodes = upload("n_nodes", std::vector<std::int32_t>(requests.size(), 1), {r});
-  batch.visible = buffer("visible", dtype_of<std::uint8_t>, {r, 1, 1});
-  const std::vector<std::uint8_t> ones(requests.size(), 1);
-  memory_.write(batch.visible.data, ones.data(), ones.size());
-  const Tensor hidden = forward(batch);
-  const Tensor next = argmax("next", logits("logits", hidden), r, 1);
-  check_statuses();
-  memory_.read(tokens.data(), next.data, tokens.size_bytes());
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    Request& state = requests_[static_cast<std::size_t>(requests[i])];
-    memory_.copy(at(hidden_, requests[i] * config_.hidden),
-                 at(hidden, static_cast<std::int64_t>(i) * config_.hidden),
-                 static_cast<std::size_t>(config_.hidden) * sizeof(float));
-    ++state.length;
-    state.last = tokens[i];
-  }
+  if (requests.empty()) return;
+  list(requests, 1);
+  const auto r = static_cast<std::int64_t>(requests.size());
+  const auto results = step(plans_[{r, 0}], requests.size(), [this, r] {
+    // A tree of its root alone.
+    Batch batch = start(r, 1, nullptr);
+    batch.ids = view(batch.root, {r, 1});
+    batch.positions = view(batch.prefix_len, {r, 1});
+    batch.n_nodes = view(ones_, {r});
+    batch.visible = view(seen_, {r, 1, 1});
+    const Tensor hidden = forward(batch);
+    const Tensor next = result("next", 0, {r, 1});
+    argmax("next", logits("logits", hidden), next);
+    finish(batch, {view(zeros_, {r, 1}), view(zeros_, {r}), next}, hidden);
+  });
+  std::ranges::copy(results, tokens.begin());
+  for (const std::int32_t request : requests) ++requests_[static_cast<std::size_t>(request)].length;
 }
 
 void Decoder::tree(std::span<const std::int32_t> requests, std::int64_t budget,
                    std::span<std::int32_t> accept_len, std::span<std::int32_t> tokens) {
-  const std::int64_t d = config_.hidden, depth = weights_.depth;
+  const std::int64_t depth = weights_.depth;
   if (depth == 0) fail("tree", "the model has no draft heads");
   KDTR_CHECK(budget >= 1 && budget <= options_.max_budget, "tree", "budget",
              "1.." + std::to_string(options_.max_budget), budget);
   KDTR_CHECK(accept_len.size() == requests.size() &&
                  tokens.size() == requests.size() * static_cast<std::size_t>(depth + 1),
              "tree", "results", requests.size(), accept_len.size());
+  if (requests.empty()) return;
+  list(requests, depth + 1);
+  const auto r = static_cast<std::int64_t>(requests.size());
+  const auto results = step(plans_[{r, budget}], requests.size() + tokens.size(),
+                            [this, r, budget] { draft_and_verify(r, budget); });
+  const auto lengths = static_cast<std::ptrdiff_t>(requests.size());
+  std::copy(results.begin(), results.begin() + lengths, accept_len.begin());
+  std::copy(results.begin() + lengths, results.end(), tokens.begin());
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    requests_[static_cast<std::size_t>(requests[i])].length += accept_len[i] + 1;
+}
+
+// The work of a draft-tree round.
+void Decoder::draft_and_verify(std::int64_t r, std::int64_t budget) {
+  const std::int64_t d = config_.hidden, depth = weights_.depth;
   const std::int64_t n = budget + 1, k = std::min(budget, config_.vocab);
-  Batch batch;
-  batch.n = n;
-  batch.padded = true;
-  lengths(batch, requests);
-  const std::int64_t r = batch.r;
-  std::vector<std::int32_t> roots;
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    require_room(requests[i], depth + 1);
-    roots.push_back(requests_[static_cast<std::size_t>(requests[i])].last);
-    for (std::int64_t j = 0; j < n; ++j)
-      batch.slots.push_back(
-          static_cast<std::int32_t>(options_.requests * max_pages_ * options_.page_size +
-                                    static_cast<std::int64_t>(i) * (options_.max_budget + 1) + j));
-  }
   // Draft: every depth's marginal from [hidden before the root | embedding of the root].
-  const Tensor root = upload("root", roots, {r});
+  const Tensor both = buffer("draft.input", dtype_of<float>, {r, 2 * d});
+  Batch batch = start(r, n, &both);
+  batch.padded = true;
   const Tensor embedded = buffer("draft.embedded", dtype_of<float>, {r, d});
   Op(*this, "draft.embed", "embed@1")
-      .in("ids", root)
+      .in("ids", batch.root)
       .in("table", weights_.embed)
       .out("out", embedded)
       .run(r);
-  const Tensor both = buffer("draft.input", dtype_of<float>, {r, 2 * d});
-  const auto row = static_cast<std::size_t>(d) * sizeof(float);
-  for (std::size_t i = 0; i < requests.size(); ++i)
-    memory_.copy(at(both, static_cast<std::int64_t>(i) * 2 * d), at(hidden_, requests[i] * d), row);
-  memory_.copy_rows(at(both, d), 2 * row, embedded.data, row, row, requests.size());
+  const std::size_t row = embedded.bytes() / static_cast<std::size_t>(r);
+  memory_.copy_rows(at(both, d), 2 * row, embedded.data, row, row, static_cast<std::size_t>(r));
   const Tensor drafted = linear("draft.heads", "draft.hidden", both, weights_.draft, nullptr);
   const Tensor marginals = logits("draft.logits", view(drafted, {r * depth, d}));
-  const Tensor candidates = buffer("draft.ids", dtype_of<std::int32_t>, {r, depth, k});
+  const Tensor candidates = ints("draft.ids", {r, depth, k});
   const Tensor logprobs = buffer("draft.logprobs", dtype_of<float>, {r, depth, k});
-  const Tensor draft_lse = buffer("draft.lse", dtype_of<float>, {r, depth});
   Op(*this, "draft.topk", "topk_logprobs@1")
       .in("logits", view(marginals, {r, depth, config_.vocab}))
       .out("ids", candidates)
       .out("logprobs", logprobs)
-      .out("lse", draft_lse)
+      .out("lse", buffer("draft.lse", dtype_of<float>, {r, depth}))
       .attr("K", k)
       .run(r);
   // Tree.
-  const auto ints = [&](const char* name, std::vector<std::int64_t> shape) {
-    return buffer(name, dtype_of<std::int32_t>, std::move(shape));
-  };
   batch.n_nodes = ints("tree.n_nodes", {r});
   batch.ids = ints("tree.tokens", {r, n});
   batch.positions = ints("tree.positions", {r, n});
@@ -507,7 +598,7 @@ void Decoder::tree(std::span<const std::int32_t> requests, std::int64_t budget,
   Op(*this, "tree_build", "tree_build@1")
       .in("logprobs", logprobs)
       .in("ids", candidates)
-      .in("root_token", root)
+      .in("root_token", batch.root)
       .in("prefix_len", batch.prefix_len)
       .out("n_nodes", batch.n_nodes)
       .out("tokens", batch.ids)
@@ -522,53 +613,25 @@ void Decoder::tree(std::span<const std::int32_t> requests, std::int64_t budget,
       .attr("tie_order", std::string("ranks"))
       .run(r);
   // Verify all nodes in one pass, accept, move the path's rows behind the prefix.
-  batch.tree_slots = upload("tree_slots", batch.slots, {r, n});
   const Tensor hidden = forward(batch);
-  const Tensor target = argmax("tree.target", logits("tree.logits", hidden), r, n);
-  const Tensor path = ints("tree.accept_index", {r, depth + 1});
-  const Tensor accepted = ints("tree.accept_len", {r});
-  const Tensor emitted = ints("tree.accepted_tokens", {r, depth + 1});
+  const Tensor target = ints("tree.target", {r, n});
+  argmax("tree.target", logits("tree.logits", hidden), target);
+  const Path path{ints("tree.accept_index", {r, depth + 1}), result("tree.accept_len", 0, {r}),
+                  result("tree.accepted_tokens", r, {r, depth + 1})};
   Op(*this, "tree_accept", "tree_accept@1")
       .in("tokens", batch.ids)
       .in("next_token", next_token)
       .in("next_sibling", next_sibling)
       .in("n_nodes", batch.n_nodes)
       .in("target", target)
-      .out("accept_index", path)
-      .out("accept_len", accepted)
-      .out("accepted_tokens", emitted)
+      .out("accept_index", path.accept_index)
+      .out("accept_len", path.accept_len)
+      .out("accepted_tokens", path.tokens)
       .out("predicts", ints("tree.predicts", {r, n}))
       .attr("L", depth)
       .attr("V", config_.vocab)
       .run(r);
-  const auto as_bytes = [](const Tensor& t, std::vector<std::int64_t> shape) {
-    return Tensor{t.data, dtype_of<std::uint8_t>, std::move(shape)};
-  };
-  const Tensor new_len = ints("tree.new_len", {r});
-  Op(*this, "kv_commit", "kv_commit@1")
-      .inout("rows", as_bytes(pool_, {config_.layers, slots_, config_.row() * 4}))
-      .inout("page_table", batch.page_table)
-      .inout("tree_slots", batch.tree_slots)
-      .inout("hidden", as_bytes(hidden, {r, n, d * 4}))
-      .in("accept_index", path)
-      .in("accept_len", accepted)
-      .in("prefix_len", batch.prefix_len)
-      .out("new_len", new_len)
-      .attr("page_size", options_.page_size)
-      .run(r);
-  check_statuses();
-  memory_.read(accept_len.data(), accepted.data, accept_len.size_bytes());
-  memory_.read(tokens.data(), emitted.data, tokens.size_bytes());
-  std::vector<std::int32_t> grown(requests.size());
-  memory_.read(grown.data(), new_len.data, grown.size() * sizeof(std::int32_t));
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    Request& state = requests_[static_cast<std::size_t>(requests[i])];
-    const std::int64_t last = accept_len[i];
-    memory_.copy(at(hidden_, requests[i] * d),
-                 at(hidden, (static_cast<std::int64_t>(i) * n + last) * d), row);
-    state.length = grown[i];
-    state.last = tokens[i * static_cast<std::size_t>(depth + 1) + static_cast<std::size_t>(last)];
-  }
+  finish(batch, path, hidden);
 }
 
 std::size_t Decoder::read(const std::string& name, void* out, std::size_t bytes) {
@@ -589,9 +652,9 @@ std::size_t Decoder::read(const std::string& name, void* out, std::size_t bytes)
                    at(pool(layer), slot(request, t) * config_.row()), row);
     return size;
   }
-  const auto it = buffers_.find(name);
-  if (it == buffers_.end()) fail(name, "no such buffer");
-  const Tensor& tensor = it->second.first;
+  const auto it = plan_->views.find(name);
+  if (it == plan_->views.end()) fail(name, "no such buffer");
+  const Tensor& tensor = it->second;
   if (out == nullptr) return tensor.bytes();
   KDTR_CHECK(bytes == tensor.bytes(), name, "bytes", tensor.bytes(), bytes);
   memory_.read(out, tensor.data, bytes);

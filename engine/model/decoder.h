@@ -1,6 +1,7 @@
 // Greedy and draft-tree decoding of an MLA + MoE model, made of the registered kernels.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "kdtr/call_builder.h"
+#include "state.h"
 #include "weights.h"
 
 namespace kdtr::model {
@@ -49,26 +51,51 @@ class Decoder {
  private:
   struct Request {
     std::int64_t length = 0;
-    std::int32_t last = -1;
     bool live = false;
   };
-  // One forward pass: R requests of N nodes each.
+  // One forward pass: r requests of n nodes each.
   struct Batch {
     std::int64_t r = 0, n = 0;
-    Tensor ids, positions, page_table, prefix_len, tree_slots, visible, n_nodes;
-    std::vector<std::int32_t> slots;  // of the nodes, on the host
-    bool padded = false;              // some nodes are pads, with id -1
+    Tensor root, ids, positions, page_table, prefix_len, tree_slots, visible, n_nodes;
+    bool padded = false;  // some nodes are pads, with id -1
+  };
+  // The path that each request takes through its nodes, and the token after each of its nodes.
+  struct Path {
+    Tensor accept_index, accept_len, tokens;  // [r, steps], [r], [r, steps]
+  };
+  // One kind of step: what its work enqueues on buffers that stay where they are.
+  struct Plan {
+    std::map<std::string, Tensor> views;  // buffers by name, in the shapes of this step
+    struct Checked {
+      std::string stage;
+      std::int64_t first, count;
+    };
+    std::vector<Checked> checked;       // statuses that must be ok
+    std::int64_t statuses = 0;          // used so far
+    std::int64_t moves = -1;            // of buffers, before it last ran
+    std::unique_ptr<Recording> record;  // of the work, once nothing moves any more
+  };
+  struct Buffer {
+    void* data = nullptr;
+    std::size_t capacity = 0;
   };
   class Op;
 
   Tensor buffer(const std::string& name, DLDataType dtype, std::vector<std::int64_t> shape);
+  Tensor ints(const std::string& name, std::vector<std::int64_t> shape);
+  Tensor result(const std::string& name, std::int64_t first, std::vector<std::int64_t> shape);
   Tensor upload(const std::string& name, const std::vector<std::int32_t>& values,
                 std::vector<std::int64_t> shape);
   std::int32_t slot(std::int64_t request, std::int64_t position) const;
   void require_room(std::int64_t request, std::int64_t rows) const;
   Tensor pool(std::int64_t layer) const;
-  void lengths(Batch& batch, std::span<const std::int32_t> requests);
-  void scatter(const Batch& batch, std::int64_t layer, const Tensor& rows);
+  State state() const;
+  void list(std::span<const std::int32_t> requests, std::int64_t rows);
+  void run(Plan& plan, const std::function<void()>& work);
+  std::vector<std::int32_t> step(Plan& plan, std::size_t results,
+                                 const std::function<void()>& work);
+  Batch start(std::int64_t r, std::int64_t n, const Tensor* drafts);
+  void finish(const Batch& batch, const Path& path, const Tensor& hidden);
   Tensor linear(const std::string& stage, const std::string& out, const Tensor& x, const Tensor& w,
                 const Tensor* residual);
   Tensor norm(const std::string& stage, const Tensor& x, const Tensor& w);
@@ -76,8 +103,8 @@ class Decoder {
   Tensor mlp(std::int64_t layer, const Tensor& x);
   Tensor forward(const Batch& batch);
   Tensor logits(const std::string& stage, const Tensor& hidden);
-  Tensor argmax(const std::string& stage, const Tensor& logits, std::int64_t r, std::int64_t n);
-  void check_statuses();
+  void argmax(const std::string& stage, const Tensor& logits, const Tensor& ids);
+  void draft_and_verify(std::int64_t r, std::int64_t budget);
 
   Options options_;
   Memory& memory_;
@@ -86,16 +113,19 @@ class Decoder {
   Config config_;
   Weights weights_;
   Tap tap_;
-  std::int64_t max_pages_ = 0, slots_ = 0;
-  Tensor pool_, hidden_;  // [layers, slots, row] and [requests, hidden]
+  std::int64_t max_pages_ = 0, slots_ = 0, tree_slots_ = 0;  // the slots of trees are the last
+  Tensor pool_, hidden_;        // [layers, slots, row] and [requests, hidden]
+  Tensor lengths_, last_;       // [requests]
+  Tensor listed_;               // [requests]: those of the step
+  Tensor zeros_, ones_, seen_;  // constants: i32, i32 and u8 [requests]
+  Tensor results_;              // what the host reads after a step; the first bad status first
   std::vector<Request> requests_;
-  std::map<std::string, std::pair<Tensor, std::size_t>> buffers_;  // and capacity in bytes
-  struct Pending {
-    std::string stage;
-    std::int64_t first, count;
-  };
-  std::vector<Pending> pending_;
-  std::int64_t status_used_ = 0;
+  std::vector<std::int32_t> list_;  // what listed_ holds
+  std::map<std::string, Buffer> buffers_;
+  std::int64_t moves_ = 0;                             // of buffers so far
+  std::map<std::array<std::int64_t, 2>, Plan> plans_;  // by requests and budget
+  Plan prompt_;                                        // of prefill: never recorded
+  Plan* plan_ = &prompt_;                              // of the last step
 };
 
 }  // namespace kdtr::model

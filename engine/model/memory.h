@@ -4,11 +4,20 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "kdtr/plugin.h"
 
 namespace kdtr::model {
+
+// Work that was recorded once, to be run again on the same buffers.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual void replay() = 0;  // enqueues it
+};
 
 // Device memory of one backend. Copies are ordered with kernels on `stream`; `read` waits.
 class Memory {
@@ -27,6 +36,9 @@ class Memory {
   virtual void copy_rows(void* to, std::size_t to_stride, const void* from, std::size_t from_stride,
                          std::size_t bytes, std::size_t rows) = 0;
   virtual void zero(void* data, std::size_t bytes) = 0;
+  // Records what `work` enqueues on the stream without running it. `work` allocates nothing and
+  // moves nothing between host and device.
+  virtual std::unique_ptr<Recording> record(std::function<void()> work) = 0;
 };
 
 // The memory of this library's backend; each backend defines it once.

@@ -4,9 +4,20 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace kdtr::model {
 namespace {
+
+// The host has no queue to record: the work runs again.
+class Again final : public Recording {
+ public:
+  explicit Again(std::function<void()> work) : work_(std::move(work)) {}
+  void replay() override { work_(); }
+
+ private:
+  std::function<void()> work_;
+};
 
 class HostMemory final : public Memory {
  public:
@@ -31,6 +42,9 @@ class HostMemory final : public Memory {
            static_cast<const std::byte*>(from) + r * from_stride, bytes);
   }
   void zero(void* data, std::size_t bytes) override { std::memset(data, 0, bytes); }
+  std::unique_ptr<Recording> record(std::function<void()> work) override {
+    return std::make_unique<Again>(std::move(work));
+  }
 };
 
 }  // namespace

@@ -1,14 +1,47 @@
-// Device memory and one stream for the CUDA engine.
+// Device memory, one stream and CUDA graphs for the CUDA engine.
 #include "../memory.h"
+
+#include <cstring>
 
 #include "kdtr/cuda.h"
 
 namespace kdtr::model {
 namespace {
 
+class Graph final : public Recording {
+ public:
+  Graph(cudaStream_t stream, const std::function<void()>& work) : stream_(stream) {
+    cudaGraph_t graph = nullptr;
+    KDTR_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    try {
+      work();
+    } catch (...) {
+      cudaStreamEndCapture(stream, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      (void)cudaGetLastError();
+      throw;
+    }
+    KDTR_CUDA(cudaStreamEndCapture(stream, &graph));
+    const cudaError_t made = cudaGraphInstantiate(&run_, graph, 0);
+    cudaGraphDestroy(graph);
+    KDTR_CUDA(made);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() override { cudaGraphExecDestroy(run_); }
+  void replay() override { KDTR_CUDA(cudaGraphLaunch(run_, stream_)); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t run_ = nullptr;
+};
+
 class DeviceMemory final : public Memory {
  public:
-  DeviceMemory() { KDTR_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  DeviceMemory() {
+    KDTR_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    KDTR_CUDA(cudaMallocHost(&staged_, kStaged));
+  }
   DLDevice device() const override { return {kDLCUDA, 0}; }
   void* stream() const override { return stream_; }
   bool keeps_bf16() const override { return true; }
@@ -23,8 +56,11 @@ class DeviceMemory final : public Memory {
     KDTR_CUDA(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream_));
   }
   void read(void* host, const void* from, std::size_t bytes) override {
-    KDTR_CUDA(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, stream_));
+    const bool small = bytes <= kStaged;  // the results of a step: pinned, so that one wait is all
+    KDTR_CUDA(
+        cudaMemcpyAsync(small ? staged_ : host, from, bytes, cudaMemcpyDeviceToHost, stream_));
     KDTR_CUDA(cudaStreamSynchronize(stream_));
+    if (small) std::memcpy(host, staged_, bytes);
   }
   void copy(void* to, const void* from, std::size_t bytes) override {
     KDTR_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
@@ -38,9 +74,14 @@ class DeviceMemory final : public Memory {
   void zero(void* data, std::size_t bytes) override {
     KDTR_CUDA(cudaMemsetAsync(data, 0, bytes, stream_));
   }
+  std::unique_ptr<Recording> record(std::function<void()> work) override {
+    return std::make_unique<Graph>(stream_, work);
+  }
 
  private:
+  static constexpr std::size_t kStaged = 64 << 10;
   cudaStream_t stream_ = nullptr;
+  void* staged_ = nullptr;
 };
 
 }  // namespace
