@@ -42,70 +42,63 @@ Loader::Loader(const std::string& folder, const Config& config, Memory& memory, 
       file_(folder + "/model.safetensors"),
       widen_(!memory.keeps_bf16() || !all_bf16(file_)) {}
 
-// The part's elements as bytes, widened to f32 where asked; `out` gets dtype and shape.
-std::vector<std::byte> Loader::bytes(const Safetensors& file, const std::string& name,
-                                     const std::vector<std::int64_t>& shape, Part part, bool widen,
-                                     Tensor& out) const {
-  const Safetensors::Entry& entry = file.get(name, shape);
+// One tensor of the parts of `names`, side by side; bf16 is widened to f32 where asked.
+Tensor Loader::stack(const Safetensors& file, const std::vector<std::string>& names,
+                     const std::vector<std::int64_t>& shape, Part part, bool widen) {
   const std::int64_t columns = shape.back(), rows = shape.size() > 1 ? shape[0] : 1;
   if (part.r.count < 0) part.r = {0, rows};
   if (part.c.count < 0) part.c = {0, columns};
-  const bool widened = widen && is<bf16>(entry.dtype);
-  const std::size_t from = entry.dtype.bits / 8u, to = widened ? sizeof(float) : from;
-  const auto n = static_cast<std::size_t>(part.c.count);
-  std::vector<std::byte> result(static_cast<std::size_t>(part.r.count) * n * to);
-  for (std::int64_t r = 0; r < part.r.count; ++r) {
-    const std::byte* source =
-        entry.bytes.data() +
-        static_cast<std::size_t>((part.r.first + r) * columns + part.c.first) * from;
-    std::byte* target = result.data() + static_cast<std::size_t>(r) * n * to;
-    if (!widened) {
-      std::memcpy(target, source, n * from);
-      continue;
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-      bf16 value;
-      std::memcpy(&value, source + i * from, sizeof value);
-      const auto wide = static_cast<float>(value);
-      std::memcpy(target + i * to, &wide, sizeof wide);
-    }
-  }
-  out.dtype = widened ? dtype_of<float> : entry.dtype;
-  out.shape = shape;
+  const DLDataType stored = file.get(names.at(0), shape).dtype;
+  const bool widened = widen && is<bf16>(stored);
+  Tensor out{nullptr, widened ? dtype_of<float> : stored, shape};
   out.shape.back() = part.c.count;
   if (shape.size() > 1) out.shape[0] = part.r.count;
-  return result;
+  const std::size_t each = out.bytes(), from = stored.bits / 8u, to = out.dtype.bits / 8u;
+  const auto n = static_cast<std::size_t>(part.c.count);
+  out.data = arena_.alloc(each * names.size());
+  auto* target = static_cast<std::byte*>(out.data);
+  std::vector<std::byte> cut;
+  for (const std::string& name : names) {
+    const Safetensors::Entry& entry = file.get(name, shape);
+    KDTR_CHECK(same(entry.dtype, stored), name, "dtype, as of " + names[0], dtype_name(stored),
+               dtype_name(entry.dtype));
+    const std::byte* data = entry.bytes.data();
+    if (widened || part.c.count != columns) {
+      cut.resize(each);
+      for (std::int64_t r = 0; r < part.r.count; ++r) {
+        const std::byte* source =
+            data + static_cast<std::size_t>((part.r.first + r) * columns + part.c.first) * from;
+        std::byte* row = cut.data() + static_cast<std::size_t>(r) * n * to;
+        if (!widened) std::memcpy(row, source, n * from);
+        for (std::size_t i = 0; widened && i < n; ++i) {
+          bf16 value;
+          std::memcpy(&value, source + i * from, sizeof value);
+          const auto wide = static_cast<float>(value);
+          std::memcpy(row + i * to, &wide, sizeof wide);
+        }
+      }
+      data = cut.data();
+    } else {
+      data += static_cast<std::size_t>(part.r.first * columns) * from;
+    }
+    memory_.write(target, data, each);
+    target += each;
+  }
+  return out;
 }
 
-Tensor Loader::upload(const std::vector<std::byte>& data, Tensor tensor) {
-  tensor.data = arena_.alloc(data.size());
-  memory_.write(tensor.data, data.data(), data.size());
-  return tensor;
-}
-
-Tensor Loader::get(const Safetensors& file, const std::string& name,
-                   const std::vector<std::int64_t>& shape, Part part) {
-  Tensor tensor;
-  const auto data = bytes(file, name, shape, part, widen_, tensor);
-  return upload(data, tensor);
-}
 Tensor Loader::get(const std::string& name, const std::vector<std::int64_t>& shape, Part part) {
-  return get(file_, name, shape, part);
+  return stack(file_, {name}, shape, part, widen_);
 }
 Tensor Loader::get(const std::string& name, const std::vector<std::int64_t>& shape) {
-  return get(file_, name, shape, {});
+  return get(name, shape, {});
 }
 
 Tensor Loader::stack(const std::vector<std::string>& names, const std::vector<std::int64_t>& shape,
                      Part part) {
-  Tensor one;
-  std::vector<std::byte> all;
-  for (const std::string& name : names) {
-    const auto data = bytes(file_, name, shape, part, widen_, one);
-    all.insert(all.end(), data.begin(), data.end());
-  }
-  one.shape.insert(one.shape.begin(), static_cast<std::int64_t>(names.size()));
-  return upload(all, one);
+  Tensor all = stack(file_, names, shape, part, widen_);
+  all.shape.insert(all.shape.begin(), static_cast<std::int64_t>(names.size()));
+  return all;
 }
 
 // MLPs of `columns` hidden columns in all: this rank's share of them, of every one in `prefixes`.
@@ -189,21 +182,19 @@ Weights Loader::load() {
   w.lm_head =
       get(c.tied ? "model.embed_tokens.weight" : "lm_head.weight", {c.vocab, c.hidden}, rows);
   for (std::int64_t l = 0; l < c.layers; ++l) w.layers.push_back(layer(l));
-  std::vector<std::byte> frequencies(c.inv_freq.size() * sizeof(float));
-  std::memcpy(frequencies.data(), c.inv_freq.data(), frequencies.size());
-  w.inv_freq = upload(frequencies, {nullptr, dtype_of<float>, {c.rope / 2}});
+  w.inv_freq = {nullptr, dtype_of<float>, {c.rope / 2}};
+  w.inv_freq.data = arena_.alloc(w.inv_freq.bytes());
+  memory_.write(w.inv_freq.data, c.inv_freq.data(), w.inv_freq.bytes());
 
   const std::string draft = folder_ + "/draft_heads.safetensors";
   if (std::filesystem::exists(draft)) {
     const Safetensors heads(draft);
-    Tensor one;
-    std::vector<std::byte> all;
-    while (w.depth < static_cast<std::int64_t>(heads.entries().size())) {
-      const std::string k = "draft_heads." + std::to_string(w.depth++) + ".weight";
-      const auto data = bytes(heads, k, {c.hidden, 2 * c.hidden}, {}, widen_, one);
-      all.insert(all.end(), data.begin(), data.end());
-    }
-    w.draft = upload(all, {nullptr, one.dtype, {w.depth * c.hidden, 2 * c.hidden}});
+    std::vector<std::string> names;
+    while (names.size() < heads.entries().size())
+      names.push_back("draft_heads." + std::to_string(names.size()) + ".weight");
+    w.depth = static_cast<std::int64_t>(names.size());
+    if (w.depth > 0) w.draft = stack(heads, names, {c.hidden, 2 * c.hidden}, {}, widen_);
+    w.draft.shape = {w.depth * c.hidden, 2 * c.hidden};
   }
   return w;
 }

@@ -55,18 +55,14 @@ class Loader {
   struct Part {
     Range r{0, -1}, c{0, -1};
   };
-  Tensor get(const Safetensors& file, const std::string& name,
-             const std::vector<std::int64_t>& shape, Part part);
+  Tensor stack(const Safetensors& file, const std::vector<std::string>& names,
+               const std::vector<std::int64_t>& shape, Part part, bool widen);
   Tensor get(const std::string& name, const std::vector<std::int64_t>& shape, Part part);
   Tensor get(const std::string& name, const std::vector<std::int64_t>& shape);
   Tensor stack(const std::vector<std::string>& names, const std::vector<std::int64_t>& shape,
                Part part);
   Mlp mlp(const std::vector<std::string>& prefixes, std::int64_t hidden_columns);
   Layer layer(std::int64_t index);
-  std::vector<std::byte> bytes(const Safetensors& file, const std::string& name,
-                               const std::vector<std::int64_t>& shape, Part part, bool widen,
-                               Tensor& out) const;
-  Tensor upload(const std::vector<std::byte>& bytes, Tensor tensor);
 
   std::string folder_;
   const Config& config_;
