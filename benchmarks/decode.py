@@ -1,6 +1,6 @@
 """Time the decoder on a random model, beside the bytes that it must read and a plain torch model.
 
-    python benchmarks/decode.py [--layers 12] [--precision f32 ...] [--format dense ...] [--out FILE]
+    python benchmarks/decode.py [--layers 12] [--precision f32 bf16] [--format dense int4]
 
 The model (DeepSeek-V3's architecture, normal weights in bf16, f32 or int4 where the checkpoint
 format has them so) is made on the device and written to a folder, which the engine opens. Before
@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,8 @@ class Torch:
         if layer < c["first_k_dense_replace"]:
             return self.expert(x, *(w[f"{p}{n}.weight"] for n in parts))
         scores = F.linear(x.float(), w[p + "gate.weight"]).sigmoid()
-        ids = (scores + w[p + "gate.e_score_correction_bias"]).topk(c["num_experts_per_tok"]).indices
+        biased = scores + w[p + "gate.e_score_correction_bias"]
+        ids = biased.topk(c["num_experts_per_tok"]).indices
         factors = scores.gather(1, ids)
         factors = factors / (factors.sum(-1, keepdim=True) + 1e-20) * c["routed_scaling_factor"]
         out = self.expert(x, *(w[f"{p}shared_experts.{n}.weight"] for n in parts))
@@ -300,8 +302,11 @@ class Torch:
 
 
 def step_bytes(c: dict[str, Any], weights: Weights, chosen: list[int], rows: int, wide: int) -> int:
-    """Bytes that a step reads: all weights but embeddings, drafts and experts; `chosen` experts of
-    each expert layer; cache rows of `wide` bytes an element."""
+    """Bytes that a step reads at least.
+
+    All weights but embeddings and drafts, of the experts `chosen` in each expert layer, and `rows`
+    cache rows of `wide` bytes an element.
+    """
     size = {n: w.numel() * w.element_size() for n, w in weights.items()}
     total = sum(
         s
@@ -349,7 +354,7 @@ def bandwidth(device: str) -> float:
     return 2e3 * x.numel() / timed(5, lambda: y.copy_(x), device)
 
 
-class Sequence:
+class Chain:
     """A torch model decoding on from a prompt."""
 
     def __init__(self, step: Callable[[int, int], int], token: int, position: int) -> None:
@@ -361,82 +366,105 @@ class Sequence:
         return self.token
 
 
-def compare(
-    o: argparse.Namespace, form: str, folder: Path, weights: Weights, c: dict[str, Any], rate: float
-) -> Iterator[dict[str, Any]]:
-    """Rows of the record for one model."""
-    draw = np.random.default_rng(3)
-    prompt = draw.integers(0, c["vocab_size"], o.context).tolist()
-    longest = DEPTH + 1
-    room = o.context + (o.steps + 8) * longest + 2 * o.check
-    plain = dequantised(weights)
-    for precision in o.precision:
-        dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[precision]
-        extra = {} if precision == "f32" else {"precision": precision}
-        start = time.perf_counter()
-        ours = decode.Decoder(
-            folder, o.engine, max_context=room, page_size=64, max_budget=max(o.budgets), **extra
-        )
-        print(f"{form} {precision}: opened in {time.perf_counter() - start:.1f} s", flush=True)
-        theirs = Torch(c, plain, dtype, room + max(o.budgets) + 1)
-        row: dict[str, Any] = {"format": form, "precision": precision, "context": o.context}
-        with ours, torch.inference_mode():
-            mine = [ours.prefill(prompt)] + [ours.greedy()[0] for _ in range(o.check)]
-            go = Sequence(theirs.step, theirs.prefill(prompt), o.context)
-            same = [go.token] + [go() for _ in range(o.check)]
-            greedy_experts = [int(ids.unique().numel()) for ids in theirs.chosen]
-            trees = {}
-            for budget in o.budgets:
-                trees[budget] = [ours.prefill(prompt)]
-                while len(trees[budget]) <= o.check:
-                    trees[budget] += ours.tree(budget)[0]
-            row["tokens_equal_torch"] = sum(
-                np.cumprod([a == b for a, b in zip(mine, same, strict=True)]).tolist()
-            )
-            row["tokens_checked"] = len(mine)
-            row["trees_equal_greedy"] = all(t[: len(mine)] == mine for t in trees.values())
-            wrong = not row["trees_equal_greedy"] or (precision == "f32" and mine != same)
-            if wrong:
-                row["wrong"] = {"ours": mine, "torch": same, "trees": trees}
-                yield row
-                continue
-            row["greedy_ms"] = timed(o.steps, ours.greedy, "cpu")
-            wide = dtype.itemsize
-            least = step_bytes(c, weights, greedy_experts, o.context, wide)
-            row["greedy_bytes"], row["greedy_floor_ms"] = least, 1e3 * least / rate
-            row["torch_eager_ms"] = timed(o.steps, go, o.device)
-            if o.device == "cuda":
-                torch.cuda.empty_cache()
-                go = Sequence(theirs.captured(), mine[-1], go.position)
-                row["torch_graph_ms"] = timed(o.steps, go, o.device)
-            for budget in o.budgets:
-                ours.prefill(prompt)
-                ours.tree(budget)
-                n = budget + 1
-                nodes = torch.tensor(ours.read("tree.tokens"), device=o.device).long()
-                position = torch.tensor(ours.read("tree.positions"), device=o.device).long()
-                seen = ours.read("tree.visible", np.uint8).reshape(n, n).astype(bool)
-                past = torch.ones(n, o.context, dtype=torch.bool, device=o.device)
-                mask = torch.cat([past, torch.tensor(seen, device=o.device)], 1)
-                at = o.context + torch.arange(n, device=o.device)
-                row[f"torch_verify{budget}_ms"] = timed(
-                    o.steps,
-                    lambda a=(nodes, position, at, mask): theirs.forward(*a).argmax(-1).cpu(),
-                    o.device,
-                )
-                experts = [int(ids.unique().numel()) for ids in theirs.chosen]
-                row[f"tree{budget}_experts"] = experts
-                row[f"tree{budget}_ms"] = timed(o.steps, lambda b=budget: ours.tree(b), "cpu")
-                least = step_bytes(c, weights, experts, o.context, wide) + draft_bytes(weights)
-                row[f"tree{budget}_bytes"] = least
-                row[f"tree{budget}_floor_ms"] = 1e3 * least / rate
-        yield row
-        del theirs
+@dataclass
+class Both:
+    """The engine's decoder and torch's model, of the same weights."""
+
+    o: argparse.Namespace
+    c: dict[str, Any]
+    weights: Weights  # as stored
+    ours: decode.Decoder
+    theirs: Torch
+    prompt: list[int]
+    rate: float
+
+    def check(self) -> dict[str, Any]:
+        """How many tokens are torch's; "wrong" if one differs in f32, or a tree's from greedy."""
+        ours, theirs, count = self.ours, self.theirs, self.o.check
+        mine = [ours.prefill(self.prompt)] + [ours.greedy()[0] for _ in range(count)]
+        go = Chain(theirs.step, theirs.prefill(self.prompt), len(self.prompt))
+        same = [go.token] + [go() for _ in range(count)]
+        trees = {}
+        for budget in self.o.budgets:
+            trees[budget] = [ours.prefill(self.prompt)]
+            while len(trees[budget]) <= count:
+                trees[budget] += ours.tree(budget)[0]
+        equal = np.cumprod([a == b for a, b in zip(mine, same, strict=True)])
+        row = {"tokens_checked": len(mine), "tokens_equal_torch": int(equal.sum())}
+        faithful = all(t[: len(mine)] == mine for t in trees.values())
+        if not faithful or (theirs.dtype == torch.float32 and mine != same):
+            row["wrong"] = {"ours": mine, "torch": same, "trees": trees}
+        return row
+
+    def floor(self, *, drafts: bool) -> dict[str, Any]:
+        """Bytes of a step whose tokens torch has just seen, and the time they take."""
+        chosen = [int(ids.unique().numel()) for ids in self.theirs.chosen]
+        wide = self.theirs.dtype.itemsize
+        least = step_bytes(self.c, self.weights, chosen, len(self.prompt), wide)
+        least += draft_bytes(self.weights) if drafts else 0
+        return {"experts": chosen, "bytes": least, "floor_ms": 1e3 * least / self.rate}
+
+    def greedy(self) -> dict[str, Any]:
+        """Times of steps of one token."""
+        o, ours, theirs = self.o, self.ours, self.theirs
+        ours.prefill(self.prompt)
+        go = Chain(theirs.step, theirs.prefill(self.prompt), len(self.prompt))
+        row = {"ms": timed(o.steps, ours.greedy, "cpu"), "torch_ms": timed(o.steps, go, o.device)}
+        row.update(self.floor(drafts=False))
         if o.device == "cuda":
-            torch.cuda.empty_cache()
+            go = Chain(theirs.captured(), go.token, go.position)
+            row["torch_graph_ms"] = timed(o.steps, go, o.device)
+        return row
+
+    def tree(self, budget: int) -> dict[str, Any]:
+        """Times of one round, and of torch's pass over the same tree."""
+        o, ours, theirs = self.o, self.ours, self.theirs
+        n, context = budget + 1, len(self.prompt)
+        ours.prefill(self.prompt)
+        ours.tree(budget)
+        nodes = torch.tensor(ours.read("tree.tokens"), device=o.device).long()
+        position = torch.tensor(ours.read("tree.positions"), device=o.device).long()
+        seen = ours.read("tree.visible", np.uint8).reshape(n, n).astype(bool)
+        past = torch.ones(n, context, dtype=torch.bool, device=o.device)
+        mask = torch.cat([past, torch.tensor(seen, device=o.device)], 1)
+        at = context + torch.arange(n, device=o.device)
+
+        def verify() -> None:
+            theirs.forward(nodes, position, at, mask).argmax(-1).cpu()
+
+        row = {"torch_ms": timed(o.steps, verify, o.device)}
+        row.update(self.floor(drafts=True))
+        row["ms"] = timed(o.steps, lambda: ours.tree(budget), "cpu")
+        return row
 
 
-def lines(row: dict[str, Any], budgets: list[int]) -> Iterator[str]:
+def measure(
+    o: argparse.Namespace, form: str, precision: str, folder: Path, weights: Weights, rate: float
+) -> dict[str, Any]:
+    """A row of the record."""
+    c = configuration(o)
+    prompt = np.random.default_rng(3).integers(0, c["vocab_size"], o.context).tolist()
+    room = o.context + (o.steps + 8) * (DEPTH + 1) + 2 * o.check
+    extra = {} if precision == "f32" else {"precision": precision}
+    start = time.perf_counter()
+    ours = decode.Decoder(
+        folder, o.engine, max_context=room, page_size=64, max_budget=max(o.budgets), **extra
+    )
+    print(f"{form} {precision}: opened in {time.perf_counter() - start:.1f} s", flush=True)
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[precision]
+    theirs = Torch(c, dequantised(weights), dtype, room + max(o.budgets) + 1)
+    row: dict[str, Any] = {"format": form, "precision": precision}
+    with ours, torch.inference_mode():
+        both = Both(o, c, weights, ours, theirs, prompt, rate)
+        row.update(both.check())
+        if "wrong" not in row:
+            row["greedy"] = both.greedy()
+            for budget in o.budgets:
+                row[f"tree {budget}"] = both.tree(budget)
+    return row
+
+
+def lines(row: dict[str, Any]) -> Iterator[str]:
     """A row as text."""
     name = f"{row['format']} experts, {row['precision']}"
     if "wrong" in row:
@@ -446,18 +474,13 @@ def lines(row: dict[str, Any], budgets: list[int]) -> Iterator[str]:
         f"{name}: {row['tokens_equal_torch']} of {row['tokens_checked']} tokens as torch's, trees "
         "give the greedy tokens"
     )
-    share = row["greedy_floor_ms"] / row["greedy_ms"]
-    yield (
-        f"  greedy {row['greedy_ms']:.3f} ms, floor {row['greedy_floor_ms']:.3f} ms "
-        f"({100 * share:.0f} %); torch eager {row['torch_eager_ms']:.3f} ms, "
-        f"graph {row.get('torch_graph_ms', float('nan')):.3f} ms"
-    )
-    for b in budgets:
-        share = row[f"tree{b}_floor_ms"] / row[f"tree{b}_ms"]
-        yield (
-            f"  tree {b}: {row[f'tree{b}_ms']:.3f} ms, floor {row[f'tree{b}_floor_ms']:.3f} ms "
-            f"({100 * share:.0f} %); torch's verifying pass {row[f'torch_verify{b}_ms']:.3f} ms"
-        )
+    for kind, t in row.items():
+        if isinstance(t, dict):
+            graph = f", in a graph {t['torch_graph_ms']:.3f} ms" if "torch_graph_ms" in t else ""
+            yield (
+                f"  {kind}: {t['ms']:.3f} ms, floor {t['floor_ms']:.3f} ms "
+                f"({100 * t['floor_ms'] / t['ms']:.0f} %); torch {t['torch_ms']:.3f} ms{graph}"
+            )
 
 
 def main() -> int:
@@ -486,20 +509,22 @@ def main() -> int:
         "model": {n: v for n, v in vars(o).items() if isinstance(v, int)},
     }  # fmt: skip
     print(f"{record['device']}, copy {rate / 1e12:.2f} TB/s", flush=True)
-    c, failed = configuration(o), 0
+    failed = 0
     for form in o.format:
         folder = Path(tempfile.mkdtemp(dir=o.folder))
         try:
             start = time.perf_counter()
-            weights = random_weights(c, form, o.device)
-            write_model(c, weights, folder)
+            weights = random_weights(configuration(o), form, o.device)
+            write_model(configuration(o), weights, folder)
             size = sum(f.stat().st_size for f in folder.iterdir())
             seconds = time.perf_counter() - start
             print(f"{form}: {size / 1e9:.2f} GB written in {seconds:.1f} s", flush=True)
-            for row in compare(o, form, folder, weights, c, rate):
+            for precision in o.precision:
+                row = measure(o, form, precision, folder, weights, rate)
                 record["rows"].append(row)
                 failed += "wrong" in row
-                print("\n".join(lines(row, o.budgets)), flush=True)
+                print("\n".join(lines(row)), flush=True)
+                torch.cuda.empty_cache()
             del weights
         finally:
             shutil.rmtree(folder)

@@ -6,7 +6,9 @@ this module loads it, and compares it with the reference model (kdtr.reference.d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +55,9 @@ class _Options(ctypes.Structure):
         ("max_context", ctypes.c_int32),
         ("page_size", ctypes.c_int32),
         ("max_budget", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("world", ctypes.c_int32),
+        ("group", ctypes.c_char_p),
     ]
 
 
@@ -103,6 +108,7 @@ _Call._fields_ = [
     ("attr_f64", _F64),
     ("attr_str", _STR),
 ]
+_GROUP_BYTES: Final = 128
 _TAP: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(_Call))
 _ROLES: Final = {"in": 0, "out": 1, "inout": 2}
 
@@ -167,6 +173,33 @@ def _library(spec: str) -> ctypes.CDLL:
     return lib
 
 
+def new_group(engine_spec: str = "cuda") -> bytes:
+    """What the ranks of one model share: made in one process, handed to all of them.
+
+    Raises:
+        EngineError: the engine has no ranks, or NCCL is missing. It is looked for as the package
+            nvidia-nccl-cu13, where `KDTR_NCCL` says and where the loader does.
+    """
+    lib = _library(engine_spec)
+    _preload_nccl()
+    group = ctypes.create_string_buffer(_GROUP_BYTES)
+    error = ctypes.create_string_buffer(1000)
+    if lib.kdtr_decoder_group(group, error, ctypes.c_size_t(len(error))):
+        where, _, what = error.value.decode(errors="replace").partition(": ")
+        raise EngineError(where, what)
+    return group.raw
+
+
+def _preload_nccl() -> None:
+    """Load the wheel's NCCL where there is one: the engine then finds it by its name."""
+    if "KDTR_NCCL" in os.environ:
+        return
+    with contextlib.suppress(ImportError, OSError):
+        found = importlib.util.find_spec("nvidia.nccl")
+        for folder in (found.submodule_search_locations or ()) if found else ():
+            ctypes.CDLL(os.path.join(folder, "lib", "libnccl.so.2"))
+
+
 class Decoder:
     """A model on an engine, with the caches of its live requests.
 
@@ -177,6 +210,9 @@ class Decoder:
         max_context: rows that each request may cache, speculation included.
         page_size: rows per cache page, 16 or 64.
         max_budget: the most draft nodes of a tree.
+        rank, world, group: this process's shard of a model that `world` processes decode together,
+            each on a device of its own; `group` is that of `new_group` in one of them. All make
+            the same calls and get the same tokens.
 
     Raises:
         EngineError: the engine or the model cannot be used; every method raises it too.
@@ -191,13 +227,29 @@ class Decoder:
         max_context: int = 2048,
         page_size: int = 16,
         max_budget: int = 64,
+        rank: int = 0,
+        world: int = 1,
+        group: bytes | None = None,
     ) -> None:
         self._lib = _library(engine_spec)
         self._handle = ctypes.c_void_p()
         self._tap: Any = None
         self._raised: BaseException | None = None
-        options = _Options(ctypes.sizeof(_Options), requests, max_context, page_size, max_budget)
+        if group is not None and len(group) != _GROUP_BYTES:
+            raise EngineError("decoder", "bytes of the group", _GROUP_BYTES, len(group))
+        options = _Options(
+            ctypes.sizeof(_Options),
+            requests,
+            max_context,
+            page_size,
+            max_budget,
+            rank,
+            world,
+            group,
+        )
         where = os.fsencode(folder)
+        if group is not None:
+            _preload_nccl()
         try:
             self._check(
                 self._lib.kdtr_decoder_open(

@@ -593,6 +593,18 @@ def test_requests_are_checked() -> None:
 
 
 @pytest.mark.engine
+def test_ranks_need_a_group_and_an_engine_that_has_them() -> None:
+    with pytest.raises(EngineError, match="CPU engine has no communicator"):
+        decode.new_group("cpu")
+    with pytest.raises(EngineError, match="CPU engine has no communicator"):
+        decode.Decoder(MODEL, world=2, rank=1, group=bytes(128))
+    with pytest.raises(EngineError, match="want a group of kdtr_decoder_group, got none"):
+        decode.Decoder(MODEL, world=2)
+    with pytest.raises(EngineError, match="bytes of the group, want 128, got 3"):
+        decode.Decoder(MODEL, world=2, group=b"abc")
+
+
+@pytest.mark.engine
 def test_an_unknown_folder_is_an_error() -> None:
     with pytest.raises(EngineError, match="cannot be read"):
         decode.Decoder("/nonexistent")

@@ -375,7 +375,7 @@ Tensor Decoder::attention(const Batch& batch, std::int64_t layer, const Tensor& 
   op.in("latent", latent).in("kv_b", l.kv_b).in("o", l.o).out("out", y);
   if (ranks_.rank() == 0) op.in("residual", x);
   op.run(t);
-  ranks_.sum(static_cast<float*>(y.data), static_cast<std::size_t>(y.numel()), memory_);
+  sum(y);
   return y;
 }
 
@@ -433,7 +433,7 @@ Tensor Decoder::mlp(std::int64_t layer, const Tensor& x) {
     if (residual != nullptr) op.in("residual", *residual);
     op.run(t);
   }
-  ranks_.sum(static_cast<float*>(y.data), static_cast<std::size_t>(y.numel()), memory_);
+  sum(y);
   return y;
 }
 
@@ -455,10 +455,23 @@ Tensor Decoder::logits(const std::string& stage, const Tensor& hidden) {
                        weights_.lm_head, nullptr);
   if (ranks_.world() == 1) return mine;
   const Tensor all = buffer(stage, dtype_of<float>, {hidden.shape[0], config_.vocab});
+  const std::int64_t most = (config_.vocab + ranks_.world() - 1) / ranks_.world();
+  const auto part = static_cast<std::size_t>(hidden.shape[0] * most) * sizeof(float);
   ranks_.gather_columns(static_cast<const float*>(mine.data), static_cast<float*>(all.data),
                         static_cast<std::size_t>(hidden.shape[0]),
-                        static_cast<std::size_t>(config_.vocab), memory_);
+                        static_cast<std::size_t>(config_.vocab), scratch(part), memory_);
   return all;
+}
+
+// The sum of all ranks' data, on every rank.
+void Decoder::sum(const Tensor& data) {
+  ranks_.sum(static_cast<float*>(data.data), static_cast<std::size_t>(data.numel()),
+             scratch(data.bytes()), memory_);
+}
+
+void* Decoder::scratch(std::size_t bytes) {
+  const auto n = static_cast<std::int64_t>(ranks_.scratch(bytes));
+  return n == 0 ? nullptr : buffer("ranks", dtype_of<std::uint8_t>, {n}).data;
 }
 
 void Decoder::argmax(const std::string& stage, const Tensor& scores, const Tensor& ids) {

@@ -103,6 +103,8 @@ class Decoder {
   Tensor mlp(std::int64_t layer, const Tensor& x);
   Tensor forward(const Batch& batch);
   Tensor logits(const std::string& stage, const Tensor& hidden);
+  void sum(const Tensor& data);
+  void* scratch(std::size_t bytes);
   void argmax(const std::string& stage, const Tensor& logits, const Tensor& ids);
   void draft_and_verify(std::int64_t r, std::int64_t budget);
 

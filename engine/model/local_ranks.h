@@ -23,7 +23,9 @@ class LocalRank final : public Communicator {
   int rank() const override { return rank_; }
   int world() const override { return group_.world; }
 
-  void sum(float* data, std::size_t n, Memory&) override {
+  std::size_t scratch(std::size_t) const override { return 0; }
+
+  void sum(float* data, std::size_t n, void*, Memory&) override {
     share_part(data);
     std::vector<float> total(n, 0.0f);
     for (const float* part : group_.parts)  // in rank order on every rank: the same bits
@@ -32,7 +34,7 @@ class LocalRank final : public Communicator {
     std::memcpy(data, total.data(), n * sizeof(float));
   }
 
-  void gather_columns(const float* part, float* out, std::size_t rows, std::size_t columns,
+  void gather_columns(const float* part, float* out, std::size_t rows, std::size_t columns, void*,
                       Memory&) override {
     share_part(part);
     for (int r = 0; r < group_.world; ++r) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -68,18 +69,28 @@ class Arena {
 };
 
 // Ranks that hold shards of one model. Every rank computes all tokens; heads, hidden columns of
-// the MLPs and vocabulary rows are split.
+// the MLPs and vocabulary rows are split. Every rank makes the same calls in the same order, with
+// `scratch` bytes beside the data where scratch() asks for them.
 class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int world() const = 0;
-  // data[n] becomes the sum over ranks, the same bits on every rank.
-  virtual void sum(float* data, std::size_t n, Memory& memory) = 0;
-  // out[t, :] is the ranks' part[t, :] side by side, rank r's columns at column_of(n, r, world).
+  // Of either call, where a rank's data has at most this many bytes.
+  virtual std::size_t scratch(std::size_t bytes) const = 0;
+  // data[n] becomes the sum over ranks in their order, the same bits on every rank.
+  virtual void sum(float* data, std::size_t n, void* scratch, Memory& memory) = 0;
+  // out[t, :] is the ranks' part[t, :] side by side, rank r's columns at share(columns, r, world).
   virtual void gather_columns(const float* part, float* out, std::size_t rows, std::size_t columns,
-                              Memory& memory) = 0;
+                              void* scratch, Memory& memory) = 0;
 };
+
+// What the ranks of one group must share: made by one of them, passed to all.
+constexpr std::size_t kGroupBytes = 128;
+using Group = std::array<std::uint8_t, kGroupBytes>;
+// Processes with a device each; each backend defines both. Throws kdtr::Error where it has none.
+Group new_group();
+std::unique_ptr<Communicator> join_group(const Group& group, int rank, int world);
 
 // Columns first .. first + count of n belong to `rank` of `world`: as even as possible.
 struct Range {
@@ -95,8 +106,9 @@ class Alone final : public Communicator {
  public:
   int rank() const override { return 0; }
   int world() const override { return 1; }
-  void sum(float*, std::size_t, Memory&) override {}
-  void gather_columns(const float* part, float* out, std::size_t rows, std::size_t columns,
+  std::size_t scratch(std::size_t) const override { return 0; }
+  void sum(float*, std::size_t, void*, Memory&) override {}
+  void gather_columns(const float* part, float* out, std::size_t rows, std::size_t columns, void*,
                       Memory& memory) override {
     memory.copy(out, part, rows * columns * sizeof(float));
   }

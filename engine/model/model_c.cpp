@@ -1,4 +1,7 @@
 // The C interface of the decoder: exceptions become messages.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
 #include <optional>
 
 #include "decoder.h"
@@ -9,7 +12,7 @@ using kdtr::model::Alone;
 using kdtr::model::Decoder;
 
 struct kdtr_decoder {
-  Alone ranks;
+  std::unique_ptr<kdtr::model::Communicator> ranks = std::make_unique<Alone>();
   std::optional<Decoder> decoder;
   std::string error;
 };
@@ -48,11 +51,28 @@ int kdtr_decoder_open(const char* folder, const kdtr_decoder_options* options,
   return guarded(d, [&] {
     KDTR_CHECK(options->struct_size == sizeof(kdtr_decoder_options), "kdtr_decoder_open",
                "size of the options", sizeof(kdtr_decoder_options), options->struct_size);
+    if (options->group != nullptr) {
+      kdtr::model::Group group;
+      std::copy_n(options->group, group.size(), group.begin());
+      d->ranks = kdtr::model::join_group(group, options->rank, options->world);
+    } else if (options->world > 1) {
+      kdtr::fail("kdtr_decoder_open", "ranks", "a group of kdtr_decoder_group", "none");
+    }
     d->decoder.emplace(folder,
                        kdtr::model::Options{options->requests, options->max_context,
                                             options->page_size, options->max_budget},
-                       kdtr::model::backend_memory(), d->ranks);
+                       kdtr::model::backend_memory(), *d->ranks);
   });
+}
+
+int kdtr_decoder_group(uint8_t id[KDTR_GROUP_BYTES], char* error, size_t size) {
+  try {
+    std::ranges::copy(kdtr::model::new_group(), id);
+    return KDTR_OK;
+  } catch (const std::exception& e) {
+    if (size > 0) std::snprintf(error, size, "%s", e.what());
+  }
+  return KDTR_ERROR;
 }
 
 void kdtr_decoder_close(kdtr_decoder* decoder) { delete decoder; }

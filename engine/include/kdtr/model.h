@@ -15,11 +15,20 @@ typedef struct kdtr_decoder kdtr_decoder;
 
 typedef struct {
   uint32_t struct_size;
-  int32_t requests;    /* the most that are live at once, 1..256 */
-  int32_t max_context; /* cached rows of each, speculation included */
-  int32_t page_size;   /* 16 or 64 */
-  int32_t max_budget;  /* draft nodes of a tree, the root not counted */
+  int32_t requests;     /* the most that are live at once, 1..256 */
+  int32_t max_context;  /* cached rows of each, speculation included */
+  int32_t page_size;    /* 16 or 64 */
+  int32_t max_budget;   /* draft nodes of a tree, the root not counted */
+  int32_t rank, world;  /* this process's shard of the model, 0 of 1 = all of it */
+  const uint8_t* group; /* of kdtr_decoder_group, the same on every rank; NULL with world 1 */
 } kdtr_decoder_options;
+
+/* An id for the ranks of one model: one process makes it and hands it to the others, each of which
+ * opens a decoder of its rank, on a device of its own. Every rank then makes the same calls and
+ * gets the same tokens. On failure `error` (`size` bytes, cut to fit) says why: the CPU engine has
+ * no ranks, the CUDA engine needs NCCL (libnccl.so.2, or the path in KDTR_NCCL). */
+#define KDTR_GROUP_BYTES 128
+KDTR_EXPORT int kdtr_decoder_group(uint8_t id[KDTR_GROUP_BYTES], char* error, size_t size);
 
 /* `folder` holds config.json, model.safetensors and, for draft trees, draft_heads.safetensors.
  * On failure *decoder holds only the message; close it all the same. */
