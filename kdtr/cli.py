@@ -820,6 +820,14 @@ _engine = click.option(
     "--engine", default="cpu", show_default=True, help="cpu, cuda or the path of an engine library."
 )
 
+_precision = click.option(
+    "--precision",
+    type=click.Choice(["f32", "bf16"]),
+    default="f32",
+    show_default=True,
+    help="Of rows, cache and weights; logits are f32 in both.",
+)
+
 
 def _ids(text: str) -> list[int]:
     given = sys.stdin.read() if text == "-" else text
@@ -836,9 +844,16 @@ def _ids(text: str) -> list[int]:
 @click.option("--count", "-n", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--tree-budget", type=click.IntRange(0, 1024), default=0, help="0: no draft tree.")
 @_engine
+@_precision
 @click.option("--max-context", type=click.IntRange(1), default=2048, show_default=True)
 def decode(
-    folder: str, prompt_ids: str, count: int, tree_budget: int, engine: str, max_context: int
+    folder: str,
+    prompt_ids: str,
+    count: int,
+    tree_budget: int,
+    engine: str,
+    precision: str,
+    max_context: int,
 ) -> None:
     """Generate token ids greedily, one by one or by draft trees; statistics go to stderr."""
     import time
@@ -847,7 +862,11 @@ def decode(
 
     seen = model.Statistics()
     with model.Decoder(
-        folder, engine, max_context=max_context, max_budget=max(tree_budget, 1)
+        folder,
+        engine,
+        max_context=max_context,
+        max_budget=max(tree_budget, 1),
+        precision=precision,
     ) as decoder:
         start = time.perf_counter()
         for token in model.generate(decoder, _ids(prompt_ids), count, tree_budget, seen):
@@ -868,10 +887,11 @@ def decode(
 @_model
 @_prompt
 @_engine
+@_precision
 @click.option(
     "--all", "every", is_flag=True, help="Every stage, not only the worst and the faulty."
 )
-def localize(folder: str, prompt_ids: str, engine: str, every: bool) -> None:
+def localize(folder: str, prompt_ids: str, engine: str, precision: str, every: bool) -> None:
     """Find the first stage of a model's prompt pass that breaks its budget.
 
     Each kernel is judged on the inputs that it got, against its op's reference. Exit codes: 0
@@ -879,7 +899,7 @@ def localize(folder: str, prompt_ids: str, engine: str, every: bool) -> None:
     """
     from kdtr import decode as model
 
-    with model.Decoder(folder, engine) as decoder:
+    with model.Decoder(folder, engine, precision=precision) as decoder:
         verdicts = model.localize(decoder, _ids(prompt_ids))
     faulty = next((v for v in verdicts if not v.worst <= 1), None)
     for verdict in verdicts if every else ():

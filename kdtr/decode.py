@@ -55,6 +55,7 @@ class _Options(ctypes.Structure):
         ("max_context", ctypes.c_int32),
         ("page_size", ctypes.c_int32),
         ("max_budget", ctypes.c_int32),
+        ("precision", ctypes.c_int32),
         ("rank", ctypes.c_int32),
         ("world", ctypes.c_int32),
         ("group", ctypes.c_char_p),
@@ -109,6 +110,7 @@ _Call._fields_ = [
     ("attr_str", _STR),
 ]
 _GROUP_BYTES: Final = 128
+_PRECISIONS: Final = ("f32", "bf16")
 _TAP: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(_Call))
 _ROLES: Final = {"in": 0, "out": 1, "inout": 2}
 
@@ -119,6 +121,7 @@ class Stage:
 
     name: str
     op: str
+    arith: str
     tensors: dict[str, Array]
     attrs: dict[str, int | float | str | bool]
 
@@ -155,7 +158,7 @@ def _stage(name: str, call: Any, fetch: Callable[[Any, int, int], None]) -> Stag
             integer = ctypes.c_int64()
             if call.contents.attr_i64(call, key, ctypes.byref(integer)) == 0:
                 attrs[a.name] = bool(integer.value) if a.type == "bool" else integer.value
-    return Stage(name, rules.op, tensors, attrs)
+    return Stage(name, rules.op, call.contents.arith.decode(), tensors, attrs)
 
 
 def _library(spec: str) -> ctypes.CDLL:
@@ -210,6 +213,8 @@ class Decoder:
         max_context: rows that each request may cache, speculation included.
         page_size: rows per cache page, 16 or 64.
         max_budget: the most draft nodes of a tree.
+        precision: "f32", or "bf16" for rows, cache and weights; all weights must be stored as bf16
+            then. Router and vocabulary logits are f32 in both.
         rank, world, group: this process's shard of a model that `world` processes decode together,
             each on a device of its own; `group` is that of `new_group` in one of them. All make
             the same calls and get the same tokens.
@@ -227,6 +232,7 @@ class Decoder:
         max_context: int = 2048,
         page_size: int = 16,
         max_budget: int = 64,
+        precision: str = "f32",
         rank: int = 0,
         world: int = 1,
         group: bytes | None = None,
@@ -237,12 +243,16 @@ class Decoder:
         self._raised: BaseException | None = None
         if group is not None and len(group) != _GROUP_BYTES:
             raise EngineError("decoder", "bytes of the group", _GROUP_BYTES, len(group))
+        if precision not in _PRECISIONS:
+            raise EngineError("decoder", "precision", " or ".join(_PRECISIONS), precision)
+        self.precision = precision
         options = _Options(
             ctypes.sizeof(_Options),
             requests,
             max_context,
             page_size,
             max_budget,
+            _PRECISIONS.index(precision),
             rank,
             world,
             group,
@@ -319,7 +329,9 @@ class Decoder:
         self._check(self._lib.kdtr_decoder_tree(self._handle, ids, n, budget, lengths, tokens))
         return [tokens[i * width : i * width + lengths[i] + 1] for i in range(n)]
 
-    def read(self, name: str, dtype: type[np.generic] = np.int32) -> Array:
+    def read(
+        self, name: str, dtype: type[np.generic] | np.dtype[Any] = np.int32
+    ) -> Array:
         """A buffer of the last step, flat: "tree.tokens", "tree.parents", "logits", ..."""
         size = ctypes.c_uint64()
         key = name.encode()
@@ -330,8 +342,11 @@ class Decoder:
         return out
 
     def rows(self, layer: int, request: int = 0) -> Array:
-        """The cached rows of a request, in order: f32 [length, row]."""
-        return self.read(f"rows.{layer}.{request}", np.float32).reshape(-1, self.row)
+        """The cached rows of a request, in order: f32 [length, row], bf16 widened."""
+        dtype = dtypes.by_name(self.precision)
+        stored = self.read(f"rows.{layer}.{request}", dtype.storage)
+        shape = (stored.size // self.row, self.row)
+        return np.array(dtypes.decode(stored, self.precision, shape))
 
     def tap(self, see: Callable[[Stage], None] | None) -> None:
         """Call `see` after each kernel with its arguments, copied; None ends it.
@@ -445,7 +460,7 @@ def judge(stage: Stage) -> Verdict:
     inputs = {
         name: case_module.widen(x) for name, x in stage.tensors.items() if name not in written
     }
-    profile = "exact" if "exact" in rules.profiles else "f32"
+    profile = stage.arith if stage.arith in rules.profiles else next(iter(rules.profiles))
     want = case_module.reference(stage.op)(inputs, stage.attrs, profile)
     worst, where = 0.0, ""
     for name in sorted(written):

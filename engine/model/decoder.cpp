@@ -39,8 +39,12 @@ std::byte* at(const Tensor& tensor, std::int64_t element) {
 // One kernel call: collects arguments, finds workspace and status, runs, shows it to the tap.
 class Decoder::Op {
  public:
-  Op(Decoder& d, std::string stage, const char* op)
-      : d_(d), stage_(std::move(stage)), call_(op, "f32"), kernel_(find_kernel(op)) {
+  // `arith` is the profile where rows are bf16.
+  Op(Decoder& d, std::string stage, const char* op, const char* arith = "bf16_f32acc")
+      : d_(d),
+        stage_(std::move(stage)),
+        call_(op, d.options_.bf16 ? arith : "f32"),
+        kernel_(find_kernel(op)) {
     if (kernel_ == nullptr) fail(stage_, std::string("no kernel for ") + op);
   }
   Op& in(const char* name, const Tensor& t) { return tensor(name, KDTR_IN, t); }
@@ -109,7 +113,7 @@ Decoder::Decoder(const std::string& folder, const Options& options, Memory& memo
              "value", "1.." + std::to_string(config_.max_positions), o.max_context);
   KDTR_CHECK(config_.heads >= ranks.world() && config_.expert >= ranks.world(), folder,
              "heads and expert columns", "one a rank at least", ranks.world());
-  weights_ = Loader(folder, config_, memory, arena_, ranks.rank(), ranks.world()).load();
+  weights_ = Loader(folder, config_, memory, arena_, ranks.rank(), ranks.world(), o.bf16).load();
   max_pages_ = (o.max_context + o.page_size - 1) / o.page_size;
   // Pages of all requests, then one slot for each node of a pass.
   const std::int64_t nodes = std::max(o.requests * (o.max_budget + 1), kChunk);
@@ -121,8 +125,9 @@ Decoder::Decoder(const std::string& folder, const Options& options, Memory& memo
     memory_.zero(t.data, t.bytes());
     return t;
   };
-  pool_ = fixed(dtype_of<float>, {config_.layers, slots_, config_.row()});
-  hidden_ = fixed(dtype_of<float>, {o.requests, config_.hidden});
+  const DLDataType row = o.bf16 ? dtype_of<bf16> : dtype_of<float>;
+  pool_ = fixed(row, {config_.layers, slots_, config_.row()});
+  hidden_ = fixed(row, {o.requests, config_.hidden});
   lengths_ = fixed(dtype_of<std::int32_t>, {o.requests});
   last_ = fixed(dtype_of<std::int32_t>, {o.requests});
   listed_ = fixed(dtype_of<std::int32_t>, {o.requests});
@@ -150,6 +155,11 @@ Tensor Decoder::buffer(const std::string& name, DLDataType dtype, std::vector<st
   want.data = held.data;
   plan_->views.insert_or_assign(name, want);
   return want;
+}
+
+// Activations.
+Tensor Decoder::rows(const std::string& name, std::vector<std::int64_t> shape) {
+  return buffer(name, hidden_.dtype, std::move(shape));
 }
 
 Tensor Decoder::ints(const std::string& name, std::vector<std::int64_t> shape) {
@@ -306,18 +316,17 @@ void Decoder::finish(const Batch& batch, const Path& path, const Tensor& hidden)
   end_step(s, memory_.stream());
 }
 
-Tensor Decoder::linear(const std::string& stage, const std::string& out, const Tensor& x,
+Tensor Decoder::linear(const std::string& stage, const Tensor& out, const Tensor& x,
                        const Tensor& w, const Tensor* residual) {
-  const Tensor y = buffer(out, dtype_of<float>, {x.shape[0], w.shape[0]});
-  Op op(*this, stage, "linear@1");
-  op.in("x", x).in("weight", w).out("out", y);
+  Op op(*this, stage, "linear@1", same(out.dtype, x.dtype) ? "bf16_f32acc" : "bf16_f32acc_f32out");
+  op.in("x", x).in("weight", w).out("out", out);
   if (residual != nullptr) op.in("residual", *residual);
   op.run(x.shape[0]);
-  return y;
+  return out;
 }
 
 Tensor Decoder::norm(const std::string& stage, const Tensor& x, const Tensor& w) {
-  const Tensor y = buffer("normed", dtype_of<float>, x.shape);
+  const Tensor y = rows("normed", x.shape);
   Op(*this, stage, "rmsnorm@1")
       .in("x", x)
       .in("weight", w)
@@ -334,7 +343,7 @@ Tensor Decoder::attention(const Batch& batch, std::int64_t layer, const Tensor& 
   const std::string stage = "l" + std::to_string(layer) + ".";
   const std::int64_t t = x.shape[0], heads = l.kv_b.shape[0], width = c.row();
   const Tensor h = norm(stage + "input_norm", x, l.input_norm);
-  const Tensor q = buffer("q", dtype_of<float>, {t, heads, width});
+  const Tensor q = rows("q", {t, heads, width});
   // The nodes' rows go where their slots are: the last of the pool.
   const Tensor kv{at(pool(layer), (slots_ - tree_slots_) * width), pool_.dtype, {t, width}};
   Op(*this, stage + "mla_project", "mla_project@1")
@@ -353,9 +362,9 @@ Tensor Decoder::attention(const Batch& batch, std::int64_t layer, const Tensor& 
       .attr("rope_scale", static_cast<double>(c.rope_scale))
       .attr("store", std::string("halves"))
       .run(t);
-  const Tensor latent = buffer("latent", dtype_of<float>, {t, heads, c.kv_lora});
+  const Tensor latent = rows("latent", {t, heads, c.kv_lora});
   const Tensor lse = buffer("lse", dtype_of<float>, {batch.r, batch.n, heads});
-  Op(*this, stage + "verify_attn", "verify_attn@1")
+  Op(*this, stage + "verify_attn", "verify_attn@1", "bf16_f32acc_pbf16")
       .in("q", view(q, {batch.r, batch.n, heads, width}))
       .in("kv_pool", pool(layer))
       .in("page_table", batch.page_table)
@@ -370,7 +379,7 @@ Tensor Decoder::attention(const Batch& batch, std::int64_t layer, const Tensor& 
       .attr("part", std::string("whole"))
       .attr("Dv", c.kv_lora)
       .run(batch.r);
-  const Tensor y = buffer("post_attn", dtype_of<float>, {t, c.hidden});
+  const Tensor y = rows("post_attn", {t, c.hidden});
   Op op(*this, stage + "mla_output", "mla_output@1");
   op.in("latent", latent).in("kv_b", l.kv_b).in("o", l.o).out("out", y);
   if (ranks_.rank() == 0) op.in("residual", x);
@@ -389,17 +398,21 @@ Tensor Decoder::mlp(std::int64_t layer, const Tensor& x) {
   Tensor y;
   if (l.dense) {
     const auto matrix = [](const Tensor& w) { return view(w, {w.shape[1], w.shape[2]}); };
-    const Tensor gate = linear(stage + "gate", "gate", h, matrix(l.dense->gate), nullptr);
-    const Tensor up = linear(stage + "up", "up", h, matrix(l.dense->up), nullptr);
-    const Tensor both = buffer("activated", dtype_of<float>, gate.shape);
+    const auto product = [&](const char* name, const Tensor& w) {
+      return linear(stage + name, rows(name, {t, w.shape[1]}), h, matrix(w), nullptr);
+    };
+    const Tensor gate = product("gate", l.dense->gate), up = product("up", l.dense->up);
+    const Tensor both = rows("activated", gate.shape);
     Op(*this, stage + "silu_mul", "silu_mul@1")
         .in("gate", gate)
         .in("up", up)
         .out("out", both)
         .run(t);
-    y = linear(stage + "down", "post_mlp", both, matrix(l.dense->down), residual);
+    y = rows("post_mlp", {t, c.hidden});
+    linear(stage + "down", y, both, matrix(l.dense->down), residual);
   } else {
-    const Tensor router = linear(stage + "router", "router", h, l.router, nullptr);
+    const Tensor router = buffer("router", dtype_of<float>, {t, c.experts});
+    linear(stage + "router", router, h, l.router, nullptr);
     const Tensor ids = buffer("experts", dtype_of<std::int32_t>, {t, c.top_k});
     const Tensor factors = buffer("factors", dtype_of<float>, {t, c.top_k});
     Op(*this, stage + "moe_route", "moe_route@1")
@@ -413,7 +426,7 @@ Tensor Decoder::mlp(std::int64_t layer, const Tensor& x) {
         .attr("renormalize", std::int64_t{c.renormalize})
         .attr("scale", c.routed_scale)
         .run(t);
-    y = buffer("post_mlp", dtype_of<float>, {t, c.hidden});
+    y = rows("post_mlp", {t, c.hidden});
     Op op(*this, stage + "moe_experts", "moe_experts@1");
     const Mlp& e = l.experts;
     op.in("x", h).in("ids", ids).in("weights", factors).out("out", y);
@@ -440,7 +453,7 @@ Tensor Decoder::mlp(std::int64_t layer, const Tensor& x) {
 // Final hidden rows [r * n, hidden], after the last norm: what lm_head and the draft heads read.
 Tensor Decoder::forward(const Batch& batch) {
   const std::int64_t t = batch.r * batch.n;
-  Tensor x = buffer("embedded", dtype_of<float>, {t, config_.hidden});
+  Tensor x = rows("embedded", {t, config_.hidden});
   Op(*this, "embed", "embed@1")
       .in("ids", view(batch.ids, {t}))
       .in("table", weights_.embed)
@@ -451,8 +464,9 @@ Tensor Decoder::forward(const Batch& batch) {
 }
 
 Tensor Decoder::logits(const std::string& stage, const Tensor& hidden) {
-  Tensor mine = linear(stage, ranks_.world() == 1 ? stage : stage + ".shard", hidden,
-                       weights_.lm_head, nullptr);
+  const Tensor mine = buffer(ranks_.world() == 1 ? stage : stage + ".shard", dtype_of<float>,
+                             {hidden.shape[0], weights_.lm_head.shape[0]});
+  linear(stage, mine, hidden, weights_.lm_head, nullptr);
   if (ranks_.world() == 1) return mine;
   const Tensor all = buffer(stage, dtype_of<float>, {hidden.shape[0], config_.vocab});
   const std::int64_t most = (config_.vocab + ranks_.world() - 1) / ranks_.world();
@@ -465,8 +479,8 @@ Tensor Decoder::logits(const std::string& stage, const Tensor& hidden) {
 
 // The sum of all ranks' data, on every rank.
 void Decoder::sum(const Tensor& data) {
-  ranks_.sum(static_cast<float*>(data.data), static_cast<std::size_t>(data.numel()),
-             scratch(data.bytes()), memory_);
+  ranks_.sum(data.data, data.dtype, static_cast<std::size_t>(data.numel()), scratch(data.bytes()),
+             memory_);
 }
 
 void* Decoder::scratch(std::size_t bytes) {
@@ -579,10 +593,10 @@ void Decoder::draft_and_verify(std::int64_t r, std::int64_t budget) {
   const std::int64_t d = config_.hidden, depth = weights_.depth;
   const std::int64_t n = budget + 1, k = std::min(budget, config_.vocab);
   // Draft: every depth's marginal from [hidden before the root | embedding of the root].
-  const Tensor both = buffer("draft.input", dtype_of<float>, {r, 2 * d});
+  const Tensor both = rows("draft.input", {r, 2 * d});
   Batch batch = start(r, n, &both);
   batch.padded = true;
-  const Tensor embedded = buffer("draft.embedded", dtype_of<float>, {r, d});
+  const Tensor embedded = rows("draft.embedded", {r, d});
   Op(*this, "draft.embed", "embed@1")
       .in("ids", batch.root)
       .in("table", weights_.embed)
@@ -590,7 +604,8 @@ void Decoder::draft_and_verify(std::int64_t r, std::int64_t budget) {
       .run(r);
   const std::size_t row = embedded.bytes() / static_cast<std::size_t>(r);
   memory_.copy_rows(at(both, d), 2 * row, embedded.data, row, row, static_cast<std::size_t>(r));
-  const Tensor drafted = linear("draft.heads", "draft.hidden", both, weights_.draft, nullptr);
+  const Tensor drafted = rows("draft.hidden", {r, depth * d});
+  linear("draft.heads", drafted, both, weights_.draft, nullptr);
   const Tensor marginals = logits("draft.logits", view(drafted, {r * depth, d}));
   const Tensor candidates = ints("draft.ids", {r, depth, k});
   const Tensor logprobs = buffer("draft.logprobs", dtype_of<float>, {r, depth, k});
@@ -656,7 +671,7 @@ std::size_t Decoder::read(const std::string& name, void* out, std::size_t bytes)
     KDTR_CHECK(text && dot == '.' && layer >= 0 && layer < config_.layers, name, "buffer",
                "rows.<layer>.<request>", name);
     const std::int64_t n = length(request);
-    const auto row = static_cast<std::size_t>(config_.row()) * sizeof(float);
+    const auto row = static_cast<std::size_t>(config_.row()) * (pool_.dtype.bits / 8u);
     const std::size_t size = static_cast<std::size_t>(n) * row;
     if (out == nullptr) return size;
     KDTR_CHECK(bytes == size, name, "bytes", size, bytes);

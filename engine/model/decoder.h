@@ -20,6 +20,7 @@ struct Options {
   std::int64_t max_context = 2048;  // rows of each, speculation included
   std::int64_t page_size = 16;      // 16 or 64: rows move on commit
   std::int64_t max_budget = 64;     // draft nodes of a tree, root not counted
+  bool bf16 = false;                // rows, cache and weights; router and lm_head give f32
 };
 
 class Decoder {
@@ -96,7 +97,8 @@ class Decoder {
                                  const std::function<void()>& work);
   Batch start(std::int64_t r, std::int64_t n, const Tensor* drafts);
   void finish(const Batch& batch, const Path& path, const Tensor& hidden);
-  Tensor linear(const std::string& stage, const std::string& out, const Tensor& x, const Tensor& w,
+  Tensor rows(const std::string& name, std::vector<std::int64_t> shape);
+  Tensor linear(const std::string& stage, const Tensor& out, const Tensor& x, const Tensor& w,
                 const Tensor* residual);
   Tensor norm(const std::string& stage, const Tensor& x, const Tensor& w);
   Tensor attention(const Batch& batch, std::int64_t layer, const Tensor& x);

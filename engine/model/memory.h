@@ -78,8 +78,9 @@ class Communicator {
   virtual int world() const = 0;
   // Of either call, where a rank's data has at most this many bytes.
   virtual std::size_t scratch(std::size_t bytes) const = 0;
-  // data[n] becomes the sum over ranks in their order, the same bits on every rank.
-  virtual void sum(float* data, std::size_t n, void* scratch, Memory& memory) = 0;
+  // data[n], f32 or bf16, becomes the sum over ranks in their order, in f32 with one rounding at
+  // the end: the same bits on every rank.
+  virtual void sum(void* data, DLDataType dtype, std::size_t n, void* scratch, Memory& memory) = 0;
   // out[t, :] is the ranks' part[t, :] side by side, rank r's columns at share(columns, r, world).
   virtual void gather_columns(const float* part, float* out, std::size_t rows, std::size_t columns,
                               void* scratch, Memory& memory) = 0;
@@ -107,7 +108,7 @@ class Alone final : public Communicator {
   int rank() const override { return 0; }
   int world() const override { return 1; }
   std::size_t scratch(std::size_t) const override { return 0; }
-  void sum(float*, std::size_t, void*, Memory&) override {}
+  void sum(void*, DLDataType, std::size_t, void*, Memory&) override {}
   void gather_columns(const float* part, float* out, std::size_t rows, std::size_t columns, void*,
                       Memory& memory) override {
     memory.copy(out, part, rows * columns * sizeof(float));

@@ -51,6 +51,8 @@ int kdtr_decoder_open(const char* folder, const kdtr_decoder_options* options,
   return guarded(d, [&] {
     KDTR_CHECK(options->struct_size == sizeof(kdtr_decoder_options), "kdtr_decoder_open",
                "size of the options", sizeof(kdtr_decoder_options), options->struct_size);
+    KDTR_CHECK(options->precision == 0 || options->precision == 1, "kdtr_decoder_open", "precision",
+               "0 (f32) or 1 (bf16)", options->precision);
     if (options->group != nullptr) {
       kdtr::model::Group group;
       std::copy_n(options->group, group.size(), group.begin());
@@ -58,10 +60,11 @@ int kdtr_decoder_open(const char* folder, const kdtr_decoder_options* options,
     } else if (options->world > 1) {
       kdtr::fail("kdtr_decoder_open", "ranks", "a group of kdtr_decoder_group", "none");
     }
-    d->decoder.emplace(folder,
-                       kdtr::model::Options{options->requests, options->max_context,
-                                            options->page_size, options->max_budget},
-                       kdtr::model::backend_memory(), *d->ranks);
+    d->decoder.emplace(
+        folder,
+        kdtr::model::Options{options->requests, options->max_context, options->page_size,
+                             options->max_budget, options->precision == 1},
+        kdtr::model::backend_memory(), *d->ranks);
   });
 }
 

@@ -32,7 +32,7 @@ std::int64_t Tensor::numel() const {
 std::size_t Tensor::bytes() const { return static_cast<std::size_t>(numel()) * (dtype.bits / 8u); }
 
 Loader::Loader(const std::string& folder, const Config& config, Memory& memory, Arena& arena,
-               int rank, int world)
+               int rank, int world, bool only_bf16)
     : folder_(folder),
       config_(config),
       memory_(memory),
@@ -40,7 +40,12 @@ Loader::Loader(const std::string& folder, const Config& config, Memory& memory, 
       rank_(rank),
       world_(world),
       file_(folder + "/model.safetensors"),
-      widen_(!memory.keeps_bf16() || !all_bf16(file_)) {}
+      widen_(!only_bf16 && (!memory.keeps_bf16() || !all_bf16(file_))) {
+  if (!only_bf16) return;
+  for (const auto& [name, entry] : file_.entries())
+    KDTR_CHECK(!is<float>(entry.dtype) || name.ends_with("e_score_correction_bias"), name,
+               "dtype for precision bf16", "bf16", "f32");
+}
 
 // One tensor of the parts of `names`, side by side; bf16 is widened to f32 where asked.
 Tensor Loader::stack(const Safetensors& file, const std::vector<std::string>& names,

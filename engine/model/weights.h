@@ -46,8 +46,9 @@ struct Weights {
 // Hugging Face names. A rank gets its share of heads, MLP columns and vocabulary rows.
 class Loader {
  public:
+  // `only_bf16`: every float weight of an op is wanted as the bf16 that it is stored as.
   Loader(const std::string& folder, const Config& config, Memory& memory, Arena& arena, int rank,
-         int world);
+         int world, bool only_bf16);
   Weights load();
 
  private:

@@ -19,6 +19,7 @@ typedef struct {
   int32_t max_context;  /* cached rows of each, speculation included */
   int32_t page_size;    /* 16 or 64 */
   int32_t max_budget;   /* draft nodes of a tree, the root not counted */
+  int32_t precision;    /* of rows, cache and weights: 0 f32, 1 bf16; logits are f32 */
   int32_t rank, world;  /* this process's shard of the model, 0 of 1 = all of it */
   const uint8_t* group; /* of kdtr_decoder_group, the same on every rank; NULL with world 1 */
 } kdtr_decoder_options;

@@ -2,6 +2,7 @@
 // its gather is used: partial sums are gathered and added in rank order by one kernel, so that
 // every rank has the same bits whatever algorithm NCCL takes, and the same as ranks that are
 // threads.
+#include <cuda_bf16.h>
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -10,6 +11,7 @@
 
 #include "../memory.h"
 #include "kdtr/cuda.h"
+#include "kdtr/tensor.h"
 
 namespace kdtr::model {
 namespace {
@@ -60,12 +62,14 @@ class Nccl {
 constexpr int kThreads = 256;
 
 // out[i] = parts[0, i] + parts[1, i] + ... in that order.
-__global__ void add(const float* parts, int world, std::size_t n, float* out) {
+template <class T>
+__global__ void add(const T* parts, int world, std::size_t n, T* out) {
   for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
        i += std::size_t{gridDim.x} * kThreads) {
     float sum = 0;
-    for (int r = 0; r < world; ++r) sum += parts[static_cast<std::size_t>(r) * n + i];
-    out[i] = sum;
+    for (int r = 0; r < world; ++r)
+      sum += static_cast<float>(parts[static_cast<std::size_t>(r) * n + i]);
+    out[i] = T(sum);
   }
 }
 
@@ -85,13 +89,16 @@ class Ranks final : public Communicator {
     return (static_cast<std::size_t>(world_) + 1) * bytes;
   }
 
-  void sum(float* data, std::size_t n, void* scratch, Memory& memory) override {
-    auto* parts = static_cast<float*>(scratch);
-    gather(data, parts, n * sizeof(float), memory);
+  void sum(void* data, DLDataType dtype, std::size_t n, void* scratch, Memory& memory) override {
+    gather(data, scratch, n * (dtype.bits / 8u), memory);
     const auto blocks = static_cast<unsigned>(std::min<std::size_t>((n + 255) / kThreads, 1024));
-    // grid: at most 1024 blocks; block: 256; smem: none
-    add<<<blocks, kThreads, 0, cuda_stream(memory.stream())>>>(parts, world_, n, data);
-    KDTR_LAUNCHED("sum of ranks");
+    const auto all = [&]<class T>(T*) {
+      // grid: at most 1024 blocks; block: 256; smem: none
+      add<<<blocks, kThreads, 0, cuda_stream(memory.stream())>>>(static_cast<const T*>(scratch),
+                                                                 world_, n, static_cast<T*>(data));
+      KDTR_LAUNCHED("sum of ranks");
+    };
+    is<bf16>(dtype) ? all(static_cast<__nv_bfloat16*>(nullptr)) : all(static_cast<float*>(nullptr));
   }
 
   void gather_columns(const float* part, float* out, std::size_t rows, std::size_t columns,
