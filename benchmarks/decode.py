@@ -107,7 +107,7 @@ def random_weights(c: dict[str, Any], form: str, device: str) -> Weights:
         if layer < c["first_k_dense_replace"]:
             mlp(m, c["intermediate_size"])
             continue
-        w[m + "gate.weight"] = normal(c["n_routed_experts"], d).float()
+        w[m + "gate.weight"] = normal(c["n_routed_experts"], d)
         w[m + "gate.e_score_correction_bias"] = torch.zeros(c["n_routed_experts"], device=device)
         mlp(m + "shared_experts.", c["moe_intermediate_size"])
         for e in range(c["n_routed_experts"]):
@@ -171,7 +171,7 @@ class Torch:
     def __init__(self, c: dict[str, Any], weights: Weights, dtype: torch.dtype, rows: int) -> None:
         self.c, self.dtype = c, dtype
         kept = ("gate.weight", "e_score_correction_bias")
-        w = {n: x if n.endswith(kept) else x.to(dtype) for n, x in weights.items()}
+        w = {n: x.float() if n.endswith(kept) else x.to(dtype) for n, x in weights.items()}
         for layer in range(c["first_k_dense_replace"], c["num_hidden_layers"]):
             m = f"model.layers.{layer}.mlp."
             for part in ("gate_proj", "up_proj", "down_proj"):

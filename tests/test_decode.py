@@ -19,6 +19,7 @@ from kdtr.cases.moe_experts import words
 from kdtr.cli import cli
 from kdtr.errors import EngineError, KdtrError
 from kdtr.reference import decode as reference
+from kdtr.reference import moe_route
 
 MODEL = Path(__file__).resolve().parent.parent / "goldens" / "model" / "tiny_deepseek_v3"
 PROMPTS: list[dict[str, Any]] = json.loads((MODEL / "greedy_tokens.json").read_bytes())["prompts"]
@@ -226,11 +227,18 @@ def test_generate_gives_the_recorded_tokens_and_counts_rounds(budget: int) -> No
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("page_size", [16, 64])
-def test_after_each_round_lengths_and_rows_are_those_of_a_fresh_prefill(page_size: int) -> None:
+@pytest.mark.parametrize(("page_size", "precision"), [(16, "f32"), (64, "f32"), (16, "bf16")])
+def test_after_each_round_lengths_and_rows_are_those_of_a_fresh_prefill(
+    page_size: int, precision: str
+) -> None:
     prompt = PROMPTS[1]["prompt_ids"]
     with decode.Decoder(
-        MODEL, requests=3, max_context=256, page_size=page_size, max_budget=16
+        MODEL,
+        requests=3,
+        max_context=256,
+        page_size=page_size,
+        max_budget=16,
+        precision=precision,
     ) as decoder:
         history = [*prompt, decoder.prefill(prompt, 1)]
         decoder.prefill(PROMPTS[0]["prompt_ids"], 2)  # a neighbour between the pages
@@ -365,6 +373,140 @@ def test_int4_experts_are_the_model_of_their_dequantised_weights(
     assert np.max(np.abs(got - unquantised)) > 1000 * np.max(np.abs(got - want))
 
 
+# --- bf16 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+def test_in_bf16_trees_give_the_greedy_tokens_of_bf16() -> None:
+    """Exactly, for all prompts: a row's bits do not depend on the pass that made it."""
+    with decode.Decoder(
+        MODEL, requests=16, max_context=512, max_budget=16, precision="bf16"
+    ) as decoder:
+        prompts = [p["prompt_ids"] for p in PROMPTS]
+        one = [[decoder.prefill(p, r)] for r, p in enumerate(prompts)]
+        while len(one[0]) < 64:
+            for out, token in zip(one, decoder.greedy(ALL), strict=True):
+                out.append(token)
+        many = [[decoder.prefill(p, r)] for r, p in enumerate(prompts)]
+        while min(map(len, many)) < 64:
+            for out, new in zip(many, decoder.tree(16, ALL), strict=True):
+                out.extend(new)
+    assert [out[:64] for out in many] == one
+
+
+def distances_in_sigmas(
+    model: reference.Model,
+    decoder: decode.Decoder,
+    prompt: list[int],
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[str, Any]:
+    """An engine's bf16 logits beside the reference's for the same tokens, position by position.
+
+    sigma: a row passes 14 roundings to bf16 a layer (two norms, five of mla_project, latents,
+    values, the stream twice, gate, up and their product) and two more. Each is a relative error
+    evenly spread over 2^-9, so independent ones move the final row by sqrt(roundings / 3) 2^-9 of
+    its length, in a direction that has no preference for w_a - w_b.
+    `gap`: of the reference's two best logits; `error`: the engine's error in it; both in sigmas.
+    `routed`: whether the token's experts are the reference's; a choice is no rounding.
+    """
+    layers, width = model.config["num_hidden_layers"], model.config["hidden_size"]
+    chosen: list[Any] = []
+
+    def see(stage: decode.Stage) -> None:
+        if stage.op.startswith("moe_route"):
+            chosen.append(np.sort(stage.tensors["ids"], -1))
+
+    decoder.tap(see)
+    tokens, rows = [decoder.prefill(prompt)], [decoder.read("logits", np.float32)]
+    while len(tokens) < count:
+        tokens += decoder.greedy()
+        rows.append(decoder.read("logits", np.float32))
+    decoder.tap(None)
+    wanted: list[Any] = []
+
+    def route(*arguments: Any) -> Any:
+        found = moe_route.route(*arguments)
+        wanted.append(np.sort(found[0], -1))
+        return found
+
+    monkeypatch.setattr(reference, "route", route)
+    hidden, _ = reference.prefill(model, [*prompt, *tokens[:-1]])
+    monkeypatch.undo()
+    expert_layers = len(wanted)
+    pairs = [np.concatenate(chosen[k::expert_layers]) == ids for k, ids in enumerate(wanted)]
+    routed = np.all([pair.all(-1) for pair in pairs], axis=0)[-count:]
+    hidden, at = hidden[-count:], np.arange(count)
+    want, got = model.logits(hidden), np.array(rows, np.float64)
+    best, second = np.argsort(-want, axis=-1)[:, :2].T
+    head = model.weights["lm_head.weight"]
+    length = np.linalg.norm(hidden, axis=-1)
+    length *= np.linalg.norm(head[best] - head[second], axis=-1) / np.sqrt(width)
+    sigma = np.sqrt((14 * layers + 2) / 3) * 2.0**-9 * length
+    gap = want[at, best] - want[at, second]
+    error = got[at, best] - got[at, second] - gap
+    return {
+        "gap": gap / sigma,
+        "error": error / sigma,
+        "routed": routed,
+        "equal": np.array(tokens) == best,
+    }
+
+
+SIGMAS = 6  # chance alone passes this once in 500 million
+
+
+@pytest.mark.engine
+def test_in_bf16_tokens_are_the_reference_models_wherever_rounding_cannot_decide(
+    model: reference.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with decode.Decoder(MODEL, max_context=256, precision="bf16") as decoder:
+        found = [
+            distances_in_sigmas(model, decoder, PROMPTS[p]["prompt_ids"], 32, monkeypatch)
+            for p in range(0, 16, 2)
+        ]
+    seen = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+    assert np.mean(seen["routed"]) > 0.9
+    assert np.abs(seen["error"])[seen["routed"]].max() < SIGMAS
+    assert np.sqrt(np.mean(np.square(seen["error"][seen["routed"]]))) > 0.25  # it is no wide bound
+    clear = seen["routed"] & (seen["gap"] > SIGMAS)
+    assert np.mean(clear) > 0.75
+    assert seen["equal"][clear].all()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rms_norm_eps": 1e-3},
+        {"routed_scaling_factor": 2.4},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}},
+    ],
+)
+def test_in_bf16_an_engine_that_computes_something_else_is_beyond_rounding(
+    tmp_path: Path, model: reference.Model, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads((MODEL / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    (tmp_path / "model.safetensors").symlink_to(MODEL / "model.safetensors")
+    with decode.Decoder(tmp_path, max_context=256, precision="bf16") as decoder:
+        seen = distances_in_sigmas(model, decoder, PROMPTS[0]["prompt_ids"], 32, monkeypatch)
+    beyond = np.abs(seen["error"])[seen["routed"]] > SIGMAS
+    assert beyond.any() or np.mean(seen["routed"]) < 0.9
+
+
+@pytest.mark.engine
+def test_bf16_wants_weights_that_are_bf16(tmp_path: Path) -> None:
+    def to_f32(header: dict[str, Any]) -> None:
+        entry = header["model.norm.weight"]
+        entry.update(dtype="F32", shape=[64])
+
+    with pytest.raises(EngineError, match=r"model\.norm\.weight: dtype for precision bf16, want bf16"):
+        decode.Decoder(damaged(tmp_path, to_f32), precision="bf16")
+    with pytest.raises(EngineError, match="precision, want f32 or bf16, got f16"):
+        decode.Decoder(MODEL, precision="f16")
+
+
 # --- finding the stage ---------------------------------------------------------------------------
 
 
@@ -376,6 +518,16 @@ def stages() -> list[decode.Stage]:
         decoder.tap(seen.append)
         decoder.prefill(PROMPTS[0]["prompt_ids"])
     return seen
+
+
+@pytest.mark.engine
+def test_every_stage_of_bf16_is_within_its_own_budget() -> None:
+    with decode.Decoder(MODEL, max_context=256, precision="bf16") as decoder:
+        verdicts = decode.localize(decoder, PROMPTS[0]["prompt_ids"])
+    assert len(verdicts) == 37
+    assert [v.stage for v in verdicts if not v.worst <= 1] == []
+    # Judged by bf16's own roundings: f32's budgets would not do.
+    assert sum(v.worst > 0.25 for v in verdicts) > 20
 
 
 @pytest.mark.engine
@@ -478,8 +630,9 @@ def test_decode_prints_the_recorded_tokens_and_its_statistics(budget: str) -> No
 
 
 @pytest.mark.engine
-def test_localize_says_that_every_stage_is_within() -> None:
-    done = run("localize", "--prompt-ids", "52 90 78 718", "--all")
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_localize_says_that_every_stage_is_within(precision: str) -> None:
+    done = run("localize", "--prompt-ids", "52 90 78 718", "--all", "--precision", precision)
     assert done.exit_code == 0
     assert "l3.moe_experts" in done.stdout
     assert "37 stages within budget" in done.stdout

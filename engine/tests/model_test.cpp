@@ -1,4 +1,5 @@
-// The decoder in C++: shards give the tokens of the whole model, on the recorded prompts.
+// The decoder in C++: shards give the tokens of the whole model, on the recorded prompts; in bf16,
+// where a shard's partial sums are rounded, all ranks still give the same ones.
 
 #include <cstdio>
 #include <fstream>
@@ -30,8 +31,10 @@ std::vector<std::int32_t> ids(const Json& list) {
 
 // Tokens of one rank: greedy for a while, then by draft trees.
 std::vector<std::int32_t> decode(kdtr::model::Communicator& ranks,
-                                 const std::vector<std::int32_t>& prompt, std::size_t count) {
-  kdtr::model::Decoder decoder(kFolder, {1, 512, 16, 16}, kdtr::model::backend_memory(), ranks);
+                                 const std::vector<std::int32_t>& prompt, std::size_t count,
+                                 bool bf16) {
+  kdtr::model::Decoder decoder(kFolder, {1, 512, 16, 16, bf16}, kdtr::model::backend_memory(),
+                               ranks);
   const std::int32_t request = 0;
   std::vector<std::int32_t> out{decoder.prefill(0, prompt)};
   std::int32_t token = 0, accepted = 0;
@@ -48,6 +51,21 @@ std::vector<std::int32_t> decode(kdtr::model::Communicator& ranks,
   return out;
 }
 
+// Of every rank of a world of threads.
+std::vector<std::vector<std::int32_t>> decode(int world, const std::vector<std::int32_t>& prompt,
+                                              std::size_t count, bool bf16) {
+  kdtr::model::LocalGroup group(world);
+  std::vector<std::vector<std::int32_t>> got(static_cast<std::size_t>(world));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank)
+    threads.emplace_back([&, rank] {
+      kdtr::model::LocalRank ranks(group, rank);
+      got[static_cast<std::size_t>(rank)] = decode(ranks, prompt, count, bf16);
+    });
+  for (std::thread& thread : threads) thread.join();
+  return got;
+}
+
 }  // namespace
 
 int main() {
@@ -59,21 +77,16 @@ int main() {
     const Json& prompt = record.find("prompts")->items[p];
     const std::vector<std::int32_t> want = ids(*prompt.find("output_ids"));
     for (const int world : {1, 2, 3, 4}) {  // 3: heads, columns and vocabulary divide unevenly
-      kdtr::model::LocalGroup group(world);
-      std::vector<std::vector<std::int32_t>> got(static_cast<std::size_t>(world));
-      std::vector<std::thread> threads;
-      for (int rank = 0; rank < world; ++rank)
-        threads.emplace_back([&, rank] {
-          kdtr::model::LocalRank ranks(group, rank);
-          got[static_cast<std::size_t>(rank)] =
-              decode(ranks, ids(*prompt.find("prompt_ids")), want.size());
-        });
-      for (std::thread& thread : threads) thread.join();
-      for (int rank = 0; rank < world; ++rank)
-        check(got[static_cast<std::size_t>(rank)] == want,
-              "prompt " + std::to_string(p) + ", rank " + std::to_string(rank) + " of " +
-                  std::to_string(world) + " decodes the recorded tokens");
+      const auto got = decode(world, ids(*prompt.find("prompt_ids")), want.size(), false);
+      for (std::size_t rank = 0; rank < got.size(); ++rank)
+        check(got[rank] == want, "prompt " + std::to_string(p) + ", rank " + std::to_string(rank) +
+                                     " of " + std::to_string(world) +
+                                     " decodes the recorded tokens");
     }
+    const auto got = decode(3, ids(*prompt.find("prompt_ids")), want.size(), true);
+    for (std::size_t rank = 1; rank < got.size(); ++rank)
+      check(got[rank] == got[0], "prompt " + std::to_string(p) + " in bf16, rank " +
+                                     std::to_string(rank) + " decodes the tokens of rank 0");
   }
   return failures == 0 ? 0 : 1;
 }
