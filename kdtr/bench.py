@@ -56,14 +56,37 @@ def kernels(groups: tuple[str, ...], out: str | None, repeat: int, no_peers: boo
     GROUPS are those of benchmarks/shapes.json, all by default. Exit code 1 when a kernel was
     wrong, and so was not timed.
     """
+    arguments = [*groups, "--repeat", str(repeat)]
+    arguments += ["--out", out] if out else []
+    arguments += ["--no-peers"] if no_peers else []
+    _run("kernels", "bench.py", arguments)
+
+
+def _run(command: str, script: str, arguments: Sequence[str]) -> None:
+    """A script of benchmarks/, whose exit code is this program's."""
     if why := _no_kernels():
-        raise KdtrError("bench kernels", why)
+        raise KdtrError(f"bench {command}", why)
     path = os.pathsep.join(filter(None, (str(_BENCHMARKS.parent), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, str(_BENCHMARKS / "bench.py"), *groups, "--repeat", str(repeat)]
-    command += ["--out", out] if out else []
-    command += ["--no-peers"] if no_peers else []
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False)
+    done = subprocess.run(
+        [sys.executable, str(_BENCHMARKS / script), *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
     raise SystemExit(done.returncode)
+
+
+# --- the decoder ---------------------------------------------------------------------------------
+
+
+@bench.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def decode(arguments: tuple[str, ...]) -> None:
+    """Time the decoder on a random model, beside plain torch and the bytes it must read.
+
+    ARGUMENTS are those of benchmarks/decode.py; `--help` lists them. Exit code 1 when tokens
+    differed, and so were not timed.
+    """
+    _run("decode", "decode.py", arguments)
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -329,9 +329,7 @@ class Decoder:
         self._check(self._lib.kdtr_decoder_tree(self._handle, ids, n, budget, lengths, tokens))
         return [tokens[i * width : i * width + lengths[i] + 1] for i in range(n)]
 
-    def read(
-        self, name: str, dtype: type[np.generic] | np.dtype[Any] = np.int32
-    ) -> Array:
+    def read(self, name: str, dtype: type[np.generic] | np.dtype[Any] = np.int32) -> Array:
         """A buffer of the last step, flat: "tree.tokens", "tree.parents", "logits", ..."""
         size = ctypes.c_uint64()
         key = name.encode()

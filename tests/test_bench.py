@@ -153,26 +153,46 @@ def test_a_configuration_that_is_no_object_is_one_line(tmp_path: Path, text: str
 # --- kernels -------------------------------------------------------------------------------------
 
 
-def test_kernels_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["kernels", "decode"])
+def test_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr(engines, "has_gpu", lambda: False)
-    done = bench("kernels")
+    done = bench(command)
     assert done.exit_code == 2
-    assert done.stderr == "error: bench kernels: need an NVIDIA GPU, and there is none here\n"
+    assert done.stderr == f"error: bench {command}: need an NVIDIA GPU, and there is none here\n"
 
 
-def test_kernels_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("given", "script", "passed"),
+    [
+        (
+            ["kernels", "attn", "topk", "--out", "OUT", "--no-peers", "--repeat", "3"],
+            "bench.py",
+            "attn topk --repeat 3 --out OUT --no-peers",
+        ),
+        (["decode", "--layers", "3", "--out", "OUT", "--help"], "decode.py", ""),
+    ],
+)
+def test_options_are_passed_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: list[str],
+    script: str,
+    passed: str,
+) -> None:
     program = "import os, sys; text = os.environ['PYTHONPATH'] + ' ' + ' '.join(sys.argv[1:]); "
     program += "open(sys.argv[-2], 'w').write(text); sys.exit(1)"
-    (tmp_path / "bench.py").write_text(program)
+    (tmp_path / "bench.py").touch()
+    (tmp_path / script).write_text(program)
     torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setattr(bench_module, "_BENCHMARKS", tmp_path)
     monkeypatch.setattr(engines, "has_gpu", lambda: True)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setenv("PYTHONPATH", "/other")
     out = tmp_path / "out.json"
-    done = bench("kernels", "attn", "topk", "--out", out, "--no-peers", "--repeat", "3")
+    done = bench(*(str(out) if word == "OUT" else word for word in given))
     assert done.exit_code == 1  # the program's own
-    want = f"{tmp_path.parent}:/other attn topk --repeat 3 --out {out} --no-peers"
+    words = (passed or " ".join(given[1:])).replace("OUT", str(out))
+    want = f"{tmp_path.parent}:/other {words}"
     assert out.read_text() == want
 
 

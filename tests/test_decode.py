@@ -501,7 +501,9 @@ def test_bf16_wants_weights_that_are_bf16(tmp_path: Path) -> None:
         entry = header["model.norm.weight"]
         entry.update(dtype="F32", shape=[64])
 
-    with pytest.raises(EngineError, match=r"model\.norm\.weight: dtype for precision bf16, want bf16"):
+    with pytest.raises(
+        EngineError, match=r"model\.norm\.weight: dtype for precision bf16, want bf16"
+    ):
         decode.Decoder(damaged(tmp_path, to_f32), precision="bf16")
     with pytest.raises(EngineError, match="precision, want f32 or bf16, got f16"):
         decode.Decoder(MODEL, precision="f16")
