@@ -4,6 +4,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
 #include <set>
 
 #include "batch.h"
@@ -59,47 +63,96 @@ std::span<const std::byte> bytes_of(const std::vector<std::uint32_t>& words) {
   return std::as_bytes(std::span(words));
 }
 
-// `logit_minus_lse`: logprobs = f32(logit of the engine's id) - the engine's own lse, one f32
-// subtraction; -inf where the id is a pad (-1). Returns the wanted bits, or why there are none.
-std::string logit_minus_lse(const Fixture& fixture, const Outputs& outputs, const Want& want,
-                            std::vector<std::uint32_t>& bits) {
+// The logit of token `id` in a row of logits [R, L, V], or none.
+using Lookup = std::function<std::optional<float>(std::int64_t row, std::int32_t id)>;
+
+// Whether `bytes` hold `count` elements of `size` bytes: a fixture may come from anywhere.
+bool holds(std::size_t bytes, std::int64_t count, std::size_t size) {
+  return count == 0 || bytes / static_cast<std::size_t>(count) >= size;
+}
+
+std::optional<Lookup> logits_of(const Fixture& fixture, std::int64_t rows) {
   const Argument* logits = fixture.argument("logits");
-  const auto ids = outputs.find("ids"), lse = outputs.find("lse");
-  if (logits == nullptr || ids == outputs.end() || lse == outputs.end())
-    return "rule logit_minus_lse needs input `logits` and outputs `ids` and `lse`";
+  if (logits == nullptr || !is_float(logits->dtype)) return {};
   const std::int64_t vocabulary = logits->shape.empty() ? 0 : logits->shape.back();
+  if (!holds(logits->initial.size(), rows,
+             static_cast<std::size_t>(vocabulary) * logits->dtype.bits / 8))
+    return {};
+  return [logits, vocabulary](std::int64_t row, std::int32_t id) -> std::optional<float> {
+    if (id < 0 || id >= vocabulary) return {};
+    return static_cast<float>(
+        float_at(logits->dtype, logits->initial.data(), row * vocabulary + id));
+  };
+}
+
+// The same from the parts of topk_merge: part_ids and part_values [S, rows, K], first [S].
+std::optional<Lookup> parts_of(const Fixture& fixture, std::int64_t rows, std::int64_t k) {
+  const Argument* ids = fixture.argument("part_ids");
+  const Argument* values = fixture.argument("part_values");
+  const Argument* first = fixture.argument("first");
+  if (ids == nullptr || values == nullptr || first == nullptr || first->shape.size() != 1)
+    return {};
+  const std::int64_t shards = first->shape[0];
+  if (!is<std::int32_t>(ids->dtype) || !is<float>(values->dtype) ||
+      !is<std::int32_t>(first->dtype) || !holds(first->initial.size(), shards, 4) ||
+      !holds(ids->initial.size(), rows * k, static_cast<std::size_t>(shards) * 4) ||
+      !holds(values->initial.size(), rows * k, static_cast<std::size_t>(shards) * 4))
+    return {};
+  auto found = std::make_shared<std::vector<std::map<std::int64_t, float>>>();
+  found->resize(static_cast<std::size_t>(rows));
+  for (std::int64_t i = 0; i < shards * rows * k; ++i) {
+    const std::int64_t shard = i / (rows * k), row = i / k % rows;
+    const std::int64_t id = int_from(ids->dtype, bits_at(ids->dtype, ids->initial.data(), i));
+    if (id < 0) continue;
+    const std::int64_t offset =
+        int_from(first->dtype, bits_at(first->dtype, first->initial.data(), shard));
+    (*found)[static_cast<std::size_t>(row)][offset + id] =
+        static_cast<float>(float_at(values->dtype, values->initial.data(), i));
+  }
+  return [found](std::int64_t row, std::int32_t id) -> std::optional<float> {
+    const auto& values_of_row = (*found)[static_cast<std::size_t>(row)];
+    const auto it = values_of_row.find(id);
+    if (it == values_of_row.end()) return {};
+    return it->second;
+  };
+}
+
+bool is_given_rule(const std::string& rule) {
+  return rule == "logit_minus_lse" || rule == "value_minus_lse";
+}
+
+// Both rules: logprobs = f32(logit of the engine's id) - the engine's own lse, one f32
+// subtraction; -inf where the id is a pad (-1). `logit_minus_lse` finds the logit in the input
+// `logits`, `value_minus_lse` among the parts. Returns the wanted bits, or why there are none.
+std::string minus_lse(const Fixture& fixture, const std::string& rule, const Outputs& outputs,
+                      const Want& want, std::vector<std::uint32_t>& bits) {
+  const auto ids = outputs.find("ids"), lse = outputs.find("lse");
+  const Expected* lse_expected = fixture.expected_for("lse");
+  if (ids == outputs.end() || lse == outputs.end() || lse_expected == nullptr)
+    return "rule " + rule + " needs outputs `ids` and `lse`";
   const std::int64_t k = want.shape.empty() ? 0 : want.shape.back();
   std::int64_t n = 1;
   for (const std::int64_t d : want.shape) n *= d;
-  const Expected* lse_expected = fixture.expected_for("lse");
-  if (lse_expected == nullptr) return "rule logit_minus_lse needs an expected `lse`";
   const std::int64_t rows = k == 0 ? 0 : n / k;
-  // The engine's outputs have the fixture's shapes, and a fixture may come from anywhere.
   const Expected* ids_expected = fixture.expected_for("ids");
-  const auto at_least = [](std::size_t bytes, std::int64_t count, std::size_t size) {
-    return count == 0 || bytes / static_cast<std::size_t>(count) >= size;
-  };
-  if (ids_expected == nullptr || !is<std::int32_t>(ids_expected->want.actual) ||
-      !is<float>(lse_expected->want.actual) || !is_float(logits->dtype) ||
-      !at_least(ids->second.size(), n, 4) || !at_least(lse->second.size(), rows, 4) ||
-      !at_least(logits->initial.size(), rows,
-                static_cast<std::size_t>(vocabulary) * logits->dtype.bits / 8))
-    fail(fixture.path, "P_GIVEN: logits, ids and lse of logit_minus_lse",
-         "floats, i32 and f32, a row for each row of logprobs", "others");
+  const std::optional<Lookup> lookup =
+      rule == "logit_minus_lse" ? logits_of(fixture, rows) : parts_of(fixture, rows, k);
+  if (!lookup || ids_expected == nullptr || !is<std::int32_t>(ids_expected->want.actual) ||
+      !is<float>(lse_expected->want.actual) || !holds(ids->second.size(), n, 4) ||
+      !holds(lse->second.size(), rows, 4))
+    fail(fixture.path, "P_GIVEN: the inputs, ids and lse of " + rule,
+         "logits or parts, i32 and f32, a row for each row of logprobs", "others");
   // The second-reference check runs with a wider lse.
   const bool wide = rows != 0 && lse->second.size() == static_cast<std::size_t>(rows) * 8;
   bits.resize(static_cast<std::size_t>(n));
   for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t row = i / k;
     std::int32_t id = 0;
     std::memcpy(&id, ids->second.data() + i * 4, 4);
     float value = -std::numeric_limits<float>::infinity();
-    if (id >= 0 && id < vocabulary) {
-      const auto x = static_cast<float>(
-          float_at(logits->dtype, logits->initial.data(), row * vocabulary + id));
+    if (const std::optional<float> logit = (*lookup)(i / k, id)) {
       const auto own = static_cast<float>(
-          float_at(wide ? dtype_of<double> : dtype_of<float>, lse->second.data(), row));
-      value = x - own;
+          float_at(wide ? dtype_of<double> : dtype_of<float>, lse->second.data(), i / k));
+      value = *logit - own;
     }
     bits[static_cast<std::size_t>(i)] = std::bit_cast<std::uint32_t>(value);
   }
@@ -387,8 +440,9 @@ Result judge_outputs(const Fixture& fixture, const Outputs& outputs, const Optio
     Want want = expected.want;
     std::vector<std::uint32_t> given;
     std::vector<float> budget;
-    if (expected.given == "logit_minus_lse") {
-      if (const std::string why = logit_minus_lse(fixture, outputs, want, given); !why.empty()) {
+    if (is_given_rule(expected.given)) {
+      if (const std::string why = minus_lse(fixture, expected.given, outputs, want, given);
+          !why.empty()) {
         r.unchecked.push_back(expected.output + " (" + why + ")");
         continue;
       }
@@ -396,8 +450,8 @@ Result judge_outputs(const Fixture& fixture, const Outputs& outputs, const Optio
       want.dtype = want.actual = dtype_of<float>;
       want.data = bytes_of(given);
     } else if (!expected.given.empty()) {
-      fail(fixture.path, "P_GIVEN: judge rule of " + expected.output, "logit_minus_lse",
-           expected.given);
+      fail(fixture.path, "P_GIVEN: judge rule of " + expected.output,
+           "logit_minus_lse or value_minus_lse", expected.given);
     }
     if (options.wide && want.judged == 'B') {
       want.actual = dtype_of<double>;

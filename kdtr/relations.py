@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -478,6 +479,83 @@ def topk_logprobs(run: Runner, seed: int, size: Size) -> Iterator[Outcome]:
     yield within("relabelled_lse", {"lse": got["lse"]}, {"lse": found["lse"]}, _sum(hard, hard))
 
 
+def _or_reference(run: Runner, call: Call) -> dict[str, Array]:
+    """What the engine gives, or the reference where the engine has no such op."""
+    try:
+        return run(call)
+    except UnsupportedError:
+        return case.reference(call.op)(call.inputs, call.attrs, call.arith)
+
+
+def _parts(run: Runner, logits: Array, cuts: Sequence[int], k: int) -> tuple[Call, Array]:
+    """topk_merge on what the engine's topk_logprobs makes of each shard, and the shards' budgets.
+
+    Shards are logits[..., cut:next cut]. Budgets [R, L]: the greatest of a row's shards.
+    """
+    shards, budgets = [], []
+    for begin, end in pairwise(cuts):
+        call = Call("topk_logprobs", {"logits": logits[..., begin:end]}, {"K": k})
+        out = _or_reference(run, call)
+        at = np.maximum(out["ids"], 0)
+        values = np.take_along_axis(call.inputs["logits"], at, -1) if end > begin else 0.0 * at
+        shards.append((out["ids"], values, out["lse"], out["status"]))
+        budgets.append(call.bounds()["lse"])
+    names = ("part_ids", "part_values", "part_lse", "part_status")
+    inputs = {
+        name: np.stack(parts) for name, parts in zip(names, zip(*shards, strict=True), strict=True)
+    }
+    inputs["first"] = np.asarray(cuts[:-1], np.int32)
+    return Call("topk_merge", inputs, {}), np.max(budgets, axis=0)
+
+
+def topk_merge(run: Runner, seed: int, size: Size) -> Iterator[Outcome]:
+    """Shards of any sizes, in any order, merge to what the whole vocabulary gives."""
+    rng = np.random.default_rng(seed)
+    V, K = size.vocabulary, int(rng.integers(1, 65))
+    logits = np.round(rng.normal(size=(2, 3, V)) * 16) / 8  # a coarse grid: many tie
+    logits[1, 2, rng.random(V) < 0.5] = -np.inf
+    cuts = [0, *sorted(rng.integers(0, V + 1, int(rng.integers(1, 8))).tolist()), V]
+    base, spent = _parts(run, logits, cuts, K)
+    found = run(base)
+    yield same_bits("repeat", run(base), found)
+
+    whole = Call("topk_logprobs", {"logits": logits}, {"K": K})
+    want = _or_reference(run, whole)
+    want["lse"] = dtypes.round_to(want["lse"], "f32")
+    exact = {"ids": want["ids"], "status": want["status"]}
+    at = np.maximum(want["ids"], 0)
+    values = np.take_along_axis(logits, at, -1).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        own = values - found["lse"].astype(np.float32)[..., None]
+    exact["logprobs"] = np.where(want["ids"] >= 0, own, -np.inf).astype(np.float64)
+    note = f"cut at {cuts}, K {K}: "
+    yield same_bits("sharded", {n: found[n] for n in exact}, exact, note)
+    bound = {"lse": whole.bounds()["lse"] + spent + base.bounds()["lse"]}
+    yield within("sharded_lse", {"lse": found["lse"]}, {"lse": want["lse"]}, bound, note)
+
+    # Parts that were not rounded to f32 leave the whole budget of topk_logprobs to the merge.
+    exactly = case.reference("topk_logprobs")
+    fine = [
+        exactly({"logits": logits[..., a:b]}, {"K": 0}, "f32")["lse"] for a, b in pairwise(cuts)
+    ]
+    got = run(base.with_inputs(part_lse=np.stack(fine)))
+    lse = {"lse": exactly(whole.inputs, whole.attrs, "f32")["lse"]}
+    yield within("unrounded_lse", {"lse": got["lse"]}, lse, whole.bounds(), note)
+
+    order = rng.permutation(len(cuts) - 1)
+    moved = run(base.with_inputs(**{n: v[order] for n, v in base.inputs.items()}))
+    names = {n: moved[n] for n in ("ids", "status")}
+    yield same_bits("shard_order", names, {n: found[n] for n in names}, note)
+    hard = base.bounds()
+    lse = {"lse": moved["lse"]}
+    yield within("shard_order_lse", lse, {"lse": found["lse"]}, _sum(hard, hard), note)
+
+    one, _ = _parts(run, logits, [0, V], K)
+    got = run(one.with_inputs(part_lse=want["lse"][None]))
+    want = {n: case.widen(want[n]) for n in (*exact, "lse")}
+    yield same_bits("one_shard", got, want)
+
+
 def merge_state(run: Runner, seed: int, size: Size) -> Iterator[Outcome]:
     """The two sides are alike; an empty side changes nothing."""
     rng = np.random.default_rng(seed)
@@ -503,6 +581,7 @@ RELATIONS: Mapping[str, Relation] = {
     "argmax": argmax,
     "merge_state": merge_state,
     "topk_logprobs": topk_logprobs,
+    "topk_merge": topk_merge,
     "tree_accept": tree_accept,
     "tree_build": tree_build,
     "verify_attn": verify_attn,

@@ -60,6 +60,26 @@ def test_a_planted_fault_breaks_a_relation(mutant: str, broken: str) -> None:
     assert broken in [one.worst.relation for one in found if not one.worst.holds]
 
 
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("mutant", "broken"),
+    [
+        ("ids_within_shard", "sharded"),
+        ("logprob_against_part", "sharded"),
+        ("last_shard_dropped", "sharded_lse"),
+        ("lse_is_max", "unrounded_lse"),
+        ("ties_by_shard", "shard_order"),
+        ("lse_fast_exp", "one_shard"),
+    ],
+)
+def test_a_fault_of_the_merge_breaks_a_relation(mutant: str, broken: str) -> None:
+    spec = engine.resolve(f"mutants:topk_merge@1:{mutant}")
+    found = relations.check(
+        relations.Runner(spec), "topk_merge", range(8), relations.SIZES["small"]
+    )
+    assert broken in [one.worst.relation for one in found if not one.worst.holds]
+
+
 ENGINE = """
 import numpy as np
 

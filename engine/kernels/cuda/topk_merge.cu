@@ -1,0 +1,154 @@
+// topk_merge@1 on cuda: one pass; each candidate finds its own rank by searching the other lists.
+// part_ids, part_values [S, R, L, K], part_lse [S, R, L], part_status [S, R], first [S]
+// -> ids, logprobs [R, L, K], lse [R, L], status [R]. No aliasing.
+#include <algorithm>
+#include <cmath>
+
+#include "detail/block.cuh"
+#include "detail/rows.cuh"
+#include "kdtr/registry.h"
+
+namespace kdtr::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct Merge {
+  const std::int32_t* part_ids;
+  const float* part_values;
+  const double* part_lse;
+  const std::int32_t *part_status, *first;
+  std::int32_t* ids;
+  float *logprobs, *lse;
+  std::int32_t* status;
+  std::int64_t requests, depths;
+  int shards, k;
+};
+
+// Unique keys: greater value, then smaller id; 0 at a pad, whose value is not read.
+__device__ std::uint64_t key_at(const Merge& p, const std::int32_t* ids, const float* values,
+                                int shard, int at) {
+  const std::int32_t id = ids[at];
+  if (id < 0) return 0;
+  const auto token = static_cast<std::uint32_t>(id) + static_cast<std::uint32_t>(p.first[shard]);
+  return static_cast<std::uint64_t>(ordered(values[at] + 0.0f)) << 32 | ~token;
+}
+
+// How many keys of a shard's list, which descends, are greater than `key`.
+__device__ int greater_keys(const Merge& p, const std::int32_t* ids, const float* values, int shard,
+                            std::uint64_t key) {
+  int low = 0, high = p.k;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (key_at(p, ids, values, shard, middle) > key) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// log-sum-exp of the row's parts, by a warp: a lane adds every 32nd, in a fixed order.
+__device__ float row_lse(const Merge& p, std::int64_t row, std::int64_t rows) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  double top = -INFINITY;
+  for (int s = lane; s < p.shards; s += 32) top = fmax(top, p.part_lse[s * rows + row]);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) top = fmax(top, __shfl_xor_sync(~0u, top, step));
+  if (top == -INFINITY) return -INFINITY;
+  double sum = 0;  // at least 1, so lse is at least top
+  for (int s = lane; s < p.shards; s += 32) sum += exp(p.part_lse[s * rows + row] - top);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  return static_cast<float>(top + log(sum));
+}
+
+// A block: 256 candidates of a row; the first block of a row writes what is not a candidate's.
+// Without depths, a block for each request, which has its status to write.
+__global__ void __launch_bounds__(kThreads) merge(const Merge p) {
+  __shared__ float shared_lse;
+  __shared__ int shared_count;
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t rows = p.requests * p.depths, row = blockIdx.x;
+  const std::int64_t request = p.depths == 0 ? row : row / p.depths;
+  const bool first_block = blockIdx.y == 0;
+
+  bool bad = false;
+  for (int s = thread; s < p.shards; s += kThreads) {
+    bad = bad || p.part_status[s * p.requests + request] != kOk;
+    for (std::int64_t l = 0; l < p.depths; ++l)
+      bad = bad || !(p.part_lse[s * rows + request * p.depths + l] < INFINITY);
+  }
+  if (thread == 0) shared_count = 0;
+  bad = block_any(bad);
+  if (first_block && thread == 0 && (p.depths == 0 || row % p.depths == 0))
+    p.status[request] = bad ? kBadInput : kOk;
+  if (p.depths == 0) return;
+
+  if (thread < 32) {
+    const float lse = bad ? -INFINITY : row_lse(p, row, rows);
+    if (thread == 0) shared_lse = lse;
+    if (first_block && thread == 0) p.lse[row] = lse;
+  }
+  if (first_block && !bad) {  // the pads of a list compare like its other keys
+    for (int s = thread; s < p.shards; s += kThreads) {
+      const std::int64_t list = (s * rows + row) * p.k;
+      atomicAdd(&shared_count, greater_keys(p, p.part_ids + list, p.part_values + list, s, 0));
+    }
+  }
+  __syncthreads();
+
+  if (first_block) {
+    for (int i = min(shared_count, p.k) + thread; i < p.k; i += kThreads) {
+      p.ids[row * p.k + i] = -1;
+      p.logprobs[row * p.k + i] = -INFINITY;
+    }
+  }
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.y) * kThreads + thread;
+  if (bad || i >= static_cast<std::int64_t>(p.shards) * p.k) return;
+  const int mine = static_cast<int>(i / p.k), at = static_cast<int>(i % p.k);
+  const std::int64_t list = (mine * rows + row) * p.k;
+  const std::uint64_t key = key_at(p, p.part_ids + list, p.part_values + list, mine, at);
+  if (key == 0) return;
+  int rank = at;
+  for (int s = 0; s < p.shards && rank < p.k; ++s) {
+    const std::int64_t other = (s * rows + row) * p.k;
+    if (s != mine) rank += greater_keys(p, p.part_ids + other, p.part_values + other, s, key);
+  }
+  if (rank >= p.k) return;
+  p.ids[row * p.k + rank] = static_cast<std::int32_t>(~static_cast<std::uint32_t>(key));
+  p.logprobs[row * p.k + rank] = p.part_values[list + at] - shared_lse;
+}
+
+void run(Call& c, void* stream) {
+  const auto part_ids = c.in<std::int32_t>("part_ids", "S R L K");
+  const auto part_values = c.in<float>("part_values", "S R L K");
+  const auto part_lse = c.in<double>("part_lse", "S R L");
+  const auto part_status = c.in<std::int32_t>("part_status", "S R");
+  const auto first = c.in<std::int32_t>("first", "S");
+  const auto ids = c.out<std::int32_t>("ids", "R L K");
+  const auto logprobs = c.out<float>("logprobs", "R L K");
+  const auto lse = c.out<float>("lse", "R L");
+  const auto status = c.out<std::int32_t>("status", "R");
+  const std::int64_t shards = c.dim("S"), k = c.dim("K"), depths = c.dim("L");
+  const std::int64_t blocks = c.dim("R") * std::max<std::int64_t>(depths, 1);
+  KDTR_CHECK(k <= 1024, c.where("part_ids"), "candidates per depth", "0 to 1024", k);
+  KDTR_CHECK(shards <= (1 << 23) && shards * k <= 1 << 23, c.where("part_ids"),
+             "shards, and shards times candidates", "at most 2^23", shards * k);
+  KDTR_CHECK(blocks < 0x7FFFFFFF, c.where("part_ids"), "rows", "below 2^31 - 1", blocks);
+  if (blocks == 0) return;
+  const auto per_row = static_cast<unsigned>((shards * k + kThreads - 1) / kThreads);
+  // grid: rows, a block per 256 candidates; block: a thread per candidate; smem: two words
+  merge<<<dim3(static_cast<unsigned>(blocks), std::max(per_row, 1u)), kThreads, 0,
+          cuda_stream(stream)>>>(Merge{part_ids.data, part_values.data, part_lse.data,
+                                       part_status.data, first.data, ids.data, logprobs.data,
+                                       lse.data, status.data, c.dim("R"), depths,
+                                       static_cast<int>(shards), static_cast<int>(k)});
+  KDTR_LAUNCHED("topk_merge@1");
+}
+
+KDTR_KERNEL({"topk_merge@1", run});
+
+}  // namespace
+}  // namespace kdtr::cuda

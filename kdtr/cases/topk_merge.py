@@ -1,0 +1,426 @@
+"""Cases of `topk_merge@1`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdtr import numerics as nx
+from kdtr.case import Arrays, Attrs, Case, Reference
+from kdtr.reference import topk_logprobs
+from kdtr.reference.topk_merge import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+Array = NDArray[Any]
+
+INF, NAN = np.inf, np.nan
+# What a fault takes for a candidate shows as the best one; what it reads and adds shows as NaN.
+HUGE = 2.0**127
+
+
+def split(
+    x: Array, spans: Sequence[tuple[int, int]], k: int, pad: float = HUGE
+) -> dict[str, Array]:
+    """The parts that ranks make of logits [R, L, V]: shard s holds the ids [begin, end) of a span.
+
+    `pad` stands in the values where a shard has no candidate.
+    """
+    shape = (len(spans), *x.shape[:2], k)
+    ids, values = np.full(shape, -1, np.int32), np.full(shape, pad)
+    lse, status = np.empty(shape[:3]), np.empty(shape[:2], np.int32)
+    for s, (begin, end) in enumerate(spans):
+        shard = x[..., begin:end]
+        out = topk_logprobs.reference({"logits": shard}, {"K": k}, "f32")
+        ids[s], lse[s], status[s] = out["ids"], out["lse"], out["status"]
+        if end > begin:
+            taken = np.take_along_axis(shard, np.maximum(ids[s], 0), -1)
+            values[s] = np.where(ids[s] >= 0, taken, pad)
+    return {
+        "part_ids": ids,
+        "part_values": values,
+        "part_lse": lse,
+        "part_status": status,
+        "first": np.asarray([begin for begin, _ in spans], np.int32).reshape(len(spans)),
+    }
+
+
+def even(vocabulary: int, shards: int) -> list[tuple[int, int]]:
+    """Spans of nearly equal size."""
+    cuts = [vocabulary * s // shards for s in range(shards + 1)]
+    return list(pairwise(cuts))
+
+
+def _f32(seed: int, shape: tuple[int, int, int], scale: float = 3.0) -> Array:
+    return nx.round_f32(nx.normal(seed, shape, 18, scale))
+
+
+def _bf16(seed: int, shape: tuple[int, int, int], scale: float = 3.0) -> Array:
+    return nx.round_bf16(nx.normal(seed, shape, 18, scale))
+
+
+def _edge_ties() -> Array:
+    """Rank K falls among equal values, at another place in each row, spread over the shards."""
+    x = np.full((1, 4, 240), -2.0)
+    for row in range(4):
+        x[0, row, 3 + row :: 11] = 1.5
+        x[0, row, [239 - row, 100 + row, 0]] = 2.0, 2.0, 1.75
+    return x
+
+
+def _one_owner() -> Array:
+    """Every candidate of a row lies in one shard, another in each row."""
+    x = _f32(40, (1, 4, 400))
+    for row in range(4):
+        x[0, row, 100 * row : 100 * row + 100] += 120.0
+    return nx.round_f32(x)
+
+
+def _empty() -> Array:
+    """Shards without a finite logit: the first, the last, all but one, and all."""
+    x = _f32(50, (2, 4, 120))
+    x[0, 0, :30] = -INF
+    x[0, 1, 90:] = -INF
+    x[0, 2, :60], x[0, 2, 61:] = -INF, -INF
+    x[0, 3] = -INF
+    x[1, 0, 30:] = -INF
+    x[1, 3, 30:90] = -INF
+    return x
+
+
+def _refused() -> dict[str, Array]:
+    """Each of five requests but one has one bad shard: first, middle, last, and by lse alone."""
+    x = _f32(60, (6, 2, 90))
+    x[0, 1, 4] = NAN
+    x[2, 0, 40] = INF
+    x[3, 1, 89] = NAN
+    found = split(x, even(90, 3), 5)
+    found["part_lse"][1, 4, 1] = NAN
+    found["part_lse"][2, 5, 0] = INF
+    return found
+
+
+def _fine_parts() -> dict[str, Array]:
+    """64 equal parts, each nearly half an f32 ulp off its grid: rounded first, they add up."""
+    x = _f32(70, (1, 2, 640), 0.5)
+    found = split(x - nx.round_f32(np.asarray(6.6)), even(640, 64), 4)
+    found["part_values"] = nx.round_f32(found["part_values"])
+    for row, value in enumerate((-4.25, -5.125)):
+        found["part_lse"][:, 0, row] = value + 0.49 * 2.0**-21 * (1 - 2 * row)
+        found["part_values"][:, 0, row] -= 2.0
+    found["part_values"] = nx.round_f32(found["part_values"])
+    return found
+
+
+def _dominant() -> dict[str, Array]:
+    """One shard so far above the rest that lse is its own, or barely above it."""
+    x = _f32(80, (1, 6, 160), 1.0)
+    for row, lead in enumerate((120.0, 40.0, 24.0, 20.0, 16.0, 12.0)):
+        x[0, row, 40 * (row % 4) + 5] = 8.0
+        x[0, row] = np.where(x[0, row] == 8.0, 8.0, x[0, row] + 4.0 - lead)
+    return split(nx.round_f32(x), even(160, 4), 3)
+
+
+def _extreme() -> Array:
+    top = float(np.finfo(np.float32).max)
+    x = _f32(90, (1, 6, 80))
+    x[0, 0, [3, 49]] = top, top
+    x[0, 1] = -top
+    x[0, 2] -= 6e4
+    x[0, 3] += 2000.0
+    x[0, 4] *= 1e30
+    x[0, 5, :79], x[0, 5, 79] = -INF, -1e30
+    return nx.round_f32(x)
+
+
+def _zeros() -> Array:
+    """Zeros of both signs and subnormals on either side of them, in every shard."""
+    x = np.full((1, 2, 90), -1.0)
+    x[0, 0, 1::4], x[0, 0, 3::4] = -0.0, 0.0
+    x[0, 1] = np.ldexp(np.argsort(nx.raw_bits(95, 90), kind="stable") - 45.0, -149)
+    x[0, 1, ::9] = -0.0
+    return x
+
+
+def _large_ids() -> dict[str, Array]:
+    """Ids above 2^24, some odd, which f32 cannot hold; and up to the last one allowed."""
+    found = split(_bf16(100, (1, 2, 60)), even(60, 4), 9)
+    found["first"] = np.asarray([0, 2**24 - 3, 2**30 + 1, 2**31 - 17], np.int32)
+    return found
+
+
+def cases() -> Iterator[Case]:
+    """All cases, in order."""
+
+    def case(
+        name: str, catches: str, inputs: Callable[[], Arrays], family: str = "hand", **more: Any
+    ) -> Case:
+        return Case(
+            name=name,
+            catches=catches,
+            inputs=inputs,
+            profile="f32",
+            family=family,
+            given={"logprobs": "value_minus_lse"},
+            **more,
+        )
+
+    yield case(
+        "unequal_shards",
+        "ids without their shard's offset, or with that of equal shards; log-probs against the "
+        "shard's own lse; lse of the best shard, of the candidates, or in base 2",
+        lambda: split(_f32(1, (2, 3, 1000)), [(0, 410), (410, 640), (640, 650), (650, 1000)], 16),
+        family="random",
+        wrong=("ids_within_shard", "lse_is_max", "lse_base_2", "lse_of_candidates"),
+        kills=(
+            "ids_within_shard",
+            "offset_of_equal_shards",
+            "lse_is_max",
+            "lse_is_sum",
+            "lse_base_2",
+            "lse_of_candidates",
+            "logprob_against_part",
+            "logprob_unnormalised",
+            "logprob_from_wide_lse",
+            "request_stride",
+            "depth_stride",
+            "requests_before_shards",
+            "last_shard_dropped",
+            "lse_fast_exp",
+        ),
+    )
+    yield case(
+        "ties",
+        "equal values in an order other than that of their ids in the whole vocabulary",
+        lambda: split(_bf16(2, (2, 2, 1200)), even(1200, 5), 64),
+        family="tie",
+        kills=("ties_by_highest_id", "ties_by_local_id", "logprob_bf16"),
+    )
+    yield case(
+        "shards_out_of_order",
+        "ties that go to the shard given first, not to the lowest id",
+        lambda: split(_bf16(3, (1, 3, 800)), [(500, 800), (0, 130), (400, 500), (130, 400)], 48),
+        family="tie",
+        wrong=("ties_by_shard",),
+        kills=("ties_by_shard", "ties_by_local_id", "ties_by_highest_id"),
+    )
+    yield case(
+        "rank_edge_ties",
+        "rank K among values that are equal across shards: too many of one shard",
+        lambda: split(_edge_ties(), even(240, 6), 10),
+        family="tie",
+        wrong=("ties_by_highest_id",),
+        kills=("ties_by_highest_id", "share_of_each_shard"),
+    )
+    yield case(
+        "one_owner",
+        "a fixed share of the candidates taken from each shard",
+        lambda: split(_one_owner(), even(400, 4), 12),
+        kills=("share_of_each_shard", "lse_without_shift"),
+    )
+    yield case(
+        "k_exceeds_shards",
+        "K larger than a shard, and than the vocabulary: a pad taken for a candidate, or none "
+        "written",
+        lambda: split(_f32(10, (2, 2, 13)), [(0, 5), (5, 5), (5, 6), (6, 13)], 17),
+        wrong=("pads_are_candidates",),
+        kills=("pads_are_candidates", "pads_not_written", "pad_logprob_zero"),
+    )
+    yield case(
+        "pads_hold_nan",
+        "the value of a pad read and compared",
+        lambda: split(_f32(11, (1, 3, 20)), even(20, 4), 8, NAN),
+        family="poison",
+        kills=("pads_are_candidates",),
+    )
+    yield case(
+        "one_shard",
+        "a single shard changed on the way: its lse taken through exp and log, its offset lost",
+        lambda: {
+            name: nx.round_f32(v) if name == "part_lse" else v
+            for name, v in split(_f32(12, (2, 4, 96)), [(32, 96)], 6).items()
+        },
+        kills=("ids_within_shard", "lse_fast_exp"),
+    )
+    yield case(
+        "empty_shards",
+        "a shard without a finite logit gives NaN or a candidate; an empty row's lse is not -inf",
+        lambda: split(_empty(), even(120, 4), 7),
+        family="extreme",
+        kills=("empty_gives_nan", "empty_row_lse_zero", "pads_are_candidates", "pad_logprob_zero"),
+    )
+    yield case(
+        "refused_shards",
+        "a shard's refusal ignored, taken from shard 0 only, or spoiling every request",
+        _refused,
+        family="poison",
+        wrong=("bad_shards_ignored",),
+        kills=(
+            "status_ignored",
+            "status_of_shard_0",
+            "status_never_set",
+            "bad_request_fails_batch",
+            "nan_lse_accepted",
+            "inf_lse_accepted",
+            "bad_row_only",
+        ),
+    )
+    yield case(
+        "fine_parts",
+        "parts rounded to f32 before they are summed",
+        _fine_parts,
+        kills=("parts_to_f32", "lse_fast_exp"),
+    )
+    yield case(
+        "dominant_shard",
+        "lse rounded below the greatest part, which makes a log-prob positive",
+        _dominant,
+        kills=("lse_below_max",),
+    )
+    yield case(
+        "extreme",
+        "overflow of exp or of the shift at the largest finite f32, at -60,000 and at +2,000",
+        lambda: split(_extreme(), even(80, 5), 9),
+        family="extreme",
+        kills=("finite_sentinel", "lse_without_shift"),
+    )
+    yield case(
+        "zeros_and_subnormals",
+        "-0 ordered below +0 of another shard; subnormals that compare as zero",
+        lambda: split(_zeros(), even(90, 3), 50),
+        family="tie",
+        kills=("negative_zero_below_zero", "subnormals_flushed"),
+    )
+    yield case(
+        "large_ids",
+        "ids that pass through f32 or overflow beside their offset",
+        _large_ids,
+        family="extreme",
+        kills=("ids_through_f32",),
+    )
+    yield case(
+        "shards_37",
+        "more shards than a warp has lanes",
+        lambda: split(_f32(20, (2, 2, 500)), even(500, 37), 5),
+        family="random",
+        kills=("first_32_shards",),
+    )
+    yield case(
+        "k_1024",
+        "more candidates than threads: ranks beyond the first block",
+        lambda: split(_bf16(21, (1, 1, 2600)), even(2600, 3), 1024),
+        family="tie",
+        kills=("ties_by_highest_id", "candidates_past_512"),
+    )
+    yield case(
+        "no_candidates",
+        "K = 0: lse and status are still due",
+        lambda: split(_f32(22, (2, 2, 50)), even(50, 3), 0),
+        kills=("lse_base_2", "lse_is_max"),
+    )
+    yield case(
+        "no_shards",
+        "S = 0: every candidate is a pad and lse is -inf",
+        lambda: split(np.zeros((2, 2, 0)), [], 3),
+        kills=("pads_not_written", "empty_row_lse_zero"),
+    )
+    yield case(
+        "no_depths",
+        "L = 0: a shard's refusal is still passed on",
+        lambda: {
+            **split(np.zeros((3, 0, 10)), even(10, 2), 4),
+            "part_status": np.asarray([[0, 0, 0], [0, 1, 0]], np.int32),
+        },
+        kills=("status_of_shard_0", "status_never_set", "bad_request_fails_batch"),
+    )
+    yield case(
+        "no_requests",
+        "R = 0: nothing is launched and nothing is written",
+        lambda: split(np.zeros((0, 3, 10)), even(10, 2), 4),
+        null_ok="there is nothing to write",
+    )
+    yield case(
+        "vocab_163840_8_shards",
+        "a production vocabulary on eight ranks",
+        lambda: split(_bf16(30, (2, 15, 163840), 2.5), even(163840, 8), 256),
+        family="random",
+        tier="full",
+        kills=("ties_by_highest_id",),
+    )
+
+
+# --- known-wrong conventions ----------------------------------------------------------------------
+
+
+def _only(*names: str, of: Callable[[Arrays], Mapping[str, Array]]) -> Reference:
+    """Some outputs of the reference on other inputs."""
+
+    def wrong(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+        out = reference({**inputs, **of(inputs)}, attrs, profile)
+        return {name: out[name] for name in names}
+
+    return wrong
+
+
+def _lse_base_2(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"lse": reference(inputs, attrs, profile)["lse"] / 0.6931471805599453}
+
+
+def _lse_is_max(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"lse": np.max(inputs["part_lse"], axis=0)}
+
+
+def _lse_of_candidates(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    kept = np.where(inputs["part_ids"] >= 0, inputs["part_values"], -INF)
+    flat = np.moveaxis(kept, 0, -1).reshape(*kept.shape[1:3], -1)
+    return {"lse": topk_logprobs.row_lse(flat)}
+
+
+def _renamed(inputs: Arrays, attrs: Attrs, profile: str, names: Array) -> dict[str, Array]:
+    """The ids that come out when ties go by `names` [S, R, L, K]; ids below 2^31."""
+    out = {"ids": np.full(inputs["part_ids"].shape[1:], -1, np.int32)}
+    shards, requests, depths, k = inputs["part_ids"].shape
+    real = inputs["part_ids"] >= 0
+    ids = inputs["part_ids"] + inputs["first"][:, None, None, None]
+    for r in range(requests):
+        for d in range(depths):
+            at = [(s, j) for s in range(shards) for j in range(k) if real[s, r, d, j]]
+            at.sort(key=lambda p: (-inputs["part_values"][p[0], r, d, p[1]],
+                                   names[p[0], r, d, p[1]]))  # fmt: skip
+            best = [ids[s, r, d, j] for s, j in at[:k]]
+            out["ids"][r, d, : len(best)] = best
+    return out
+
+
+def _ties_by_shard(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    shards = np.arange(len(inputs["first"]), dtype=np.int64)[:, None, None, None]
+    return _renamed(inputs, attrs, profile, shards * 2**31 + inputs["part_ids"])
+
+
+def _ties_by_highest_id(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    ids = inputs["part_ids"] + inputs["first"][:, None, None, None]
+    return _renamed(inputs, attrs, profile, -ids.astype(np.int64))
+
+
+def _bad_ignored(inputs: Arrays) -> dict[str, Array]:
+    lse = inputs["part_lse"]
+    return {
+        "part_status": np.zeros_like(inputs["part_status"]),
+        "part_lse": np.where(np.isnan(lse) | (lse == INF), -INF, lse),
+    }
+
+
+WRONG: Mapping[str, Reference] = {
+    "ids_within_shard": _only("ids", of=lambda x: {"first": np.zeros_like(x["first"])}),
+    "ties_by_shard": _ties_by_shard,
+    "ties_by_highest_id": _ties_by_highest_id,
+    "pads_are_candidates": _only("ids", of=lambda x: {"part_ids": np.maximum(x["part_ids"], 0)}),
+    "lse_base_2": _lse_base_2,
+    "lse_is_max": _lse_is_max,
+    "lse_of_candidates": _lse_of_candidates,
+    "bad_shards_ignored": _only("ids", "logprobs", "lse", "status", of=_bad_ignored),
+}
