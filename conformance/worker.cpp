@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +30,22 @@ void on_fault(int number, siginfo_t* info, void*) {
   }
   ::signal(number, SIG_DFL);
   ::raise(number);
+}
+
+// The worker leads a process group of its own, so that what it started ends with it: a program that
+// is an engine, or what that program started. 0: none. One worker at a time.
+volatile sig_atomic_t worker_group = 0;
+
+// The judge is told to end, and a group of its own does not hear of it.
+void on_end(int number) {
+  if (worker_group != 0) ::kill(-worker_group, SIGKILL);
+  ::signal(number, SIG_DFL);
+  ::raise(number);
+}
+
+void end_worker_too() {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP})
+    if (::signal(number, on_end) == SIG_IGN) ::signal(number, SIG_IGN);
 }
 
 // For as long as it lives, a write to a pipe that nobody reads fails instead of killing the judge.
@@ -141,14 +158,19 @@ void Worker::start() {
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  end_worker_too();
   pid_ = ::fork();
   if (pid_ < 0) fail("worker", "fork", "success", std::strerror(errno));
   if (pid_ == 0) {
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a judge that is killed cannot take it along
     ::dup2(to[0], STDIN_FILENO);
     ::fcntl(from[1], F_SETFD, 0);
     ::execv(python ? argv[0] : "/proc/self/exe", argv.data());
     ::_exit(127);
   }
+  ::setpgid(pid_, pid_);  // whichever of the two comes first
+  worker_group = pid_;
   ::close(to[0]);
   ::close(from[1]);
   to_ = to[1];
@@ -160,7 +182,8 @@ void Worker::stop() {
   if (pid_ < 0) return;
   ::close(to_);
   ::close(from_);
-  ::kill(pid_, SIGKILL);
+  ::kill(-pid_, SIGKILL);
+  worker_group = 0;
   ::waitpid(pid_, nullptr, 0);
   pid_ = -1;
 }
@@ -192,6 +215,10 @@ Worker::Got Worker::read_line(std::string& line, Clock::time_point deadline) {
 }
 
 std::string Worker::how_it_ended() {
+  siginfo_t info{};
+  ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT);
+  ::kill(-pid_, SIGKILL);  // what it leaves behind; as yet its number is nobody else's
+  worker_group = 0;
   int status = 0;
   ::waitpid(pid_, &status, 0);
   ::close(to_);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,8 @@ def _place(name: str, text: str) -> Callable[[Any], Any]:
 def cli(context: click.Context) -> None:
     """Golden fixtures and conformance for speculative-decoding kernels.
 
-    Exit codes: 0 yes, 1 no (something differs or fails), 2 it could not be judged, 130 interrupted.
+    Exit codes: 0 yes, 1 no (something differs or fails), 2 it could not be judged, 130 interrupted,
+    143 terminated.
     """
     if os.environ.get("NO_COLOR"):
         context.color = False  # otherwise click asks whether the output is a terminal
@@ -73,8 +75,15 @@ def cli(context: click.Context) -> None:
 cli.add_command(bench.bench)
 
 
+def _terminated(number: int, _: object) -> None:
+    """SIGTERM ends a command as an interrupt does, so that nothing half done stays behind."""
+    signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
     """Run the command line."""
+    signal.signal(signal.SIGTERM, _terminated)
     cli(prog_name="kdtr")
 
 
@@ -629,6 +638,7 @@ def check_(
     """
     import subprocess
 
+    from kdtr import engine as compiled
     from kdtr import relations
 
     names = [op.partition("@")[0] for op in ops] or list(relations.RELATIONS)
@@ -641,7 +651,7 @@ def check_(
         head += ["--count", str(count), "--seed", str(seed), "--size", size]
         for name in names:
             try:
-                code = subprocess.run([*head, name], timeout=timeout, check=False).returncode
+                code = compiled.run_alone([*head, name], timeout)
             except subprocess.TimeoutExpired:
                 click.echo(f"no  {name}: no answer within {timeout:g} s")
                 code = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -107,7 +108,26 @@ def conform(arguments: Sequence[str | os.PathLike[str]]) -> int:
         raise EngineError("kdtr-conform", why)
     where = folder()
     assert where is not None
-    return subprocess.run([where / "kdtr-conform", *arguments], check=False).returncode
+    with subprocess.Popen([where / "kdtr-conform", *arguments]) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()  # not SIGKILL: it ends its worker, and what that started
+            raise
+
+
+def run_alone(arguments: Sequence[str], timeout: float) -> int:
+    """Run a program with a process group of its own, and return its exit code.
+
+    After `timeout` seconds (subprocess.TimeoutExpired is raised) or an interrupt it is killed, with
+    all that it started.
+    """
+    with subprocess.Popen(arguments, start_new_session=True) as process:
+        try:
+            return process.wait(timeout)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def exec_conform() -> NoReturn:

@@ -403,9 +403,14 @@ def _run(work: Sequence[_Work], jobs: int, scheduler: str) -> Iterator[tuple[str
         initializer=signal.signal,
         initargs=(signal.SIGINT, signal.SIG_IGN),
     )
+    others = set(multiprocessing.active_children())
     try:
         for future in as_completed([pool.submit(_make_one, one) for one in work]):
             yield future.result()
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +172,7 @@ def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path: Path, text: str, 
 
 PROGRAM = """
 import sys
+import time
 import numpy as np
 from kdtr import container
 if sys.argv[1] == "--ops":
@@ -202,6 +205,61 @@ def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
     code, text = certify(tmp_path, "cmd:./prog", "--ops", "argmax", "--case", "ties")
     assert code == 1
     assert "7: out of luck" in text
+
+
+HANGS = """#!/bin/sh
+[ "$1" = --ops ] && echo argmax@1 && exit
+sleep 300 &
+echo $$ $! > pids.new && mv pids.new pids
+wait
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs. One that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("stop", ["timeout", "SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("command", ["certify", "check"])
+def test_a_program_that_hangs_ends_with_the_command(
+    tmp_path: Path, command: str, stop: str
+) -> None:
+    """It and what it started, whether its time is up or the command is told to end."""
+    program, pids = tmp_path / "prog", tmp_path / "pids"
+    program.write_text(HANGS)
+    program.chmod(0o755)
+    only = ["argmax"] if command == "check" else ["--ops", "argmax", "--case", "ties"]
+    limit = ["--timeout", "4" if stop == "timeout" else "60"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "kdtr", command, "--engine", "cmd:./prog", *only, *limit],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        until = time.monotonic() + 50
+        while not pids.exists() and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        assert pids.exists(), process.communicate()[0]
+        found = [int(pid) for pid in pids.read_text().split()]
+        if stop != "timeout":
+            assert all(map(alive, found))
+            process.send_signal(getattr(signal, stop))
+        text, _ = process.communicate(timeout=50)
+    until = time.monotonic() + 10
+    while any(map(alive, found)) and time.monotonic() < until:
+        time.sleep(0.05)
+    left = [pid for pid in found if alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, text
+    want = {"timeout": 1, "SIGINT": 130, "SIGTERM": 143}[stop]
+    assert process.returncode == want, text
 
 
 def test_kernels_run_on_arrays_without_copies() -> None:

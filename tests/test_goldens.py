@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -409,3 +410,33 @@ def test_interrupt_leaves_no_trace(tmp_path: Path) -> None:
     )
     assert run.returncode == -signal.SIGINT
     assert not [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
+
+
+def test_a_terminated_run_leaves_no_file_and_no_process(tmp_path: Path) -> None:
+    """SIGTERM in the middle of a run of several processes, at the first fixture that is done."""
+    out = tmp_path / "out"
+    with subprocess.Popen(
+        [sys.executable, "-m", "kdtr", "generate", "-j2", "--out", str(out), "verify_attn"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as run:
+        until = time.monotonic() + 60
+        while not list(out.glob(".new-*/*/*.kdtr")) and time.monotonic() < until:
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.01)
+        run.terminate()
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM, said
+    assert b"Traceback" not in said
+    assert [p for p in out.rglob("*") if p.is_file() or p.name.startswith(".new")] == []
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            os.killpg(run.pid, 0)  # whether anything is left of its session
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGKILL)
+    pytest.fail("a process outlives the run")
