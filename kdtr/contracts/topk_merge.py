@@ -90,7 +90,7 @@ CONTRACT = Contract(
         "f32 alone passes."
     ),
     limits=(
-        "S, R, L >= 0; 0 <= K <= 1024; S, S K <= 2^23; first + id < 2^31 - 1; no token in two "
+        "S, R, L >= 0; 0 <= K <= 1024; S, S K <= 2^20; first + id < 2^31 - 1; no token in two "
         "shards; lists in the order above, pads last; |part_lse| < 2^127 or -inf"
     ),
 )

@@ -12,6 +12,7 @@ namespace kdtr::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kLanes = 8;  // threads that search for one candidate, a shard each at a time
 
 struct Merge {
   const std::int32_t* part_ids;
@@ -25,22 +26,32 @@ struct Merge {
   int shards, k;
 };
 
-// Unique keys: greater value, then smaller id; 0 at a pad, whose value is not read.
-__device__ std::uint64_t key_at(const Merge& p, const std::int32_t* ids, const float* values,
-                                int shard, int at) {
-  const std::int32_t id = ids[at];
-  if (id < 0) return 0;
-  const auto token = static_cast<std::uint32_t>(id) + static_cast<std::uint32_t>(p.first[shard]);
-  return static_cast<std::uint64_t>(ordered(values[at] + 0.0f)) << 32 | ~token;
+// A shard's list for one row, which descends.
+struct List {
+  const std::int32_t* ids;
+  const float* values;
+  std::uint32_t first;
+};
+
+__device__ List list_of(const Merge& p, int shard, std::int64_t row, std::int64_t rows) {
+  const std::int64_t at = (shard * rows + row) * p.k;
+  return {p.part_ids + at, p.part_values + at, static_cast<std::uint32_t>(p.first[shard])};
 }
 
-// How many keys of a shard's list, which descends, are greater than `key`.
-__device__ int greater_keys(const Merge& p, const std::int32_t* ids, const float* values, int shard,
-                            std::uint64_t key) {
-  int low = 0, high = p.k;
+// Unique keys: greater value, then smaller id; 0 at a pad, whose value is not read.
+__device__ std::uint64_t key_at(const List& list, int at) {
+  const std::int32_t id = list.ids[at];
+  if (id < 0) return 0;
+  const std::uint32_t token = static_cast<std::uint32_t>(id) + list.first;
+  return static_cast<std::uint64_t>(ordered(list.values[at] + 0.0f)) << 32 | ~token;
+}
+
+// How many of the k keys of a list are greater than `key`.
+__device__ int greater_keys(const List& list, int k, std::uint64_t key) {
+  int low = 0, high = k;
   while (low < high) {
     const int middle = (low + high) / 2;
-    if (key_at(p, ids, values, shard, middle) > key) {
+    if (key_at(list, middle) > key) {
       low = middle + 1;
     } else {
       high = middle;
@@ -64,7 +75,7 @@ __device__ float row_lse(const Merge& p, std::int64_t row, std::int64_t rows) {
   return static_cast<float>(top + log(sum));
 }
 
-// A block: 256 candidates of a row; the first block of a row writes what is not a candidate's.
+// A block: 32 candidates of a row; the first block of a row writes what is not a candidate's.
 // Without depths, a block for each request, which has its status to write.
 __global__ void __launch_bounds__(kThreads) merge(const Merge p) {
   __shared__ float shared_lse;
@@ -91,11 +102,9 @@ __global__ void __launch_bounds__(kThreads) merge(const Merge p) {
     if (thread == 0) shared_lse = lse;
     if (first_block && thread == 0) p.lse[row] = lse;
   }
-  if (first_block && !bad) {  // the pads of a list compare like its other keys
-    for (int s = thread; s < p.shards; s += kThreads) {
-      const std::int64_t list = (s * rows + row) * p.k;
-      atomicAdd(&shared_count, greater_keys(p, p.part_ids + list, p.part_values + list, s, 0));
-    }
+  if (first_block && !bad) {
+    for (int s = thread; s < p.shards; s += kThreads)
+      atomicAdd(&shared_count, greater_keys(list_of(p, s, row, rows), p.k, 0));  // all but pads
   }
   __syncthreads();
 
@@ -105,20 +114,18 @@ __global__ void __launch_bounds__(kThreads) merge(const Merge p) {
       p.logprobs[row * p.k + i] = -INFINITY;
     }
   }
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.y) * kThreads + thread;
-  if (bad || i >= static_cast<std::int64_t>(p.shards) * p.k) return;
-  const int mine = static_cast<int>(i / p.k), at = static_cast<int>(i % p.k);
-  const std::int64_t list = (mine * rows + row) * p.k;
-  const std::uint64_t key = key_at(p, p.part_ids + list, p.part_values + list, mine, at);
-  if (key == 0) return;
-  int rank = at;
-  for (int s = 0; s < p.shards && rank < p.k; ++s) {
-    const std::int64_t other = (s * rows + row) * p.k;
-    if (s != mine) rank += greater_keys(p, p.part_ids + other, p.part_values + other, s, key);
-  }
-  if (rank >= p.k) return;
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * kThreads + thread) / kLanes;
+  const bool one = !bad && i < static_cast<std::int64_t>(p.shards) * p.k;
+  const int mine = one ? static_cast<int>(i / p.k) : 0, at = one ? static_cast<int>(i % p.k) : 0;
+  const std::uint64_t key = one ? key_at(list_of(p, mine, row, rows), at) : 0;
+  int rank = 0;
+  for (int s = thread % kLanes; s < p.shards && key != 0; s += kLanes)
+    rank += s == mine ? at : greater_keys(list_of(p, s, row, rows), p.k, key);
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) rank += __shfl_xor_sync(~0u, rank, step);
+  if (key == 0 || rank >= p.k || thread % kLanes != 0) return;
   p.ids[row * p.k + rank] = static_cast<std::int32_t>(~static_cast<std::uint32_t>(key));
-  p.logprobs[row * p.k + rank] = p.part_values[list + at] - shared_lse;
+  p.logprobs[row * p.k + rank] = list_of(p, mine, row, rows).values[at] - shared_lse;
 }
 
 void run(Call& c, void* stream) {
@@ -134,12 +141,13 @@ void run(Call& c, void* stream) {
   const std::int64_t shards = c.dim("S"), k = c.dim("K"), depths = c.dim("L");
   const std::int64_t blocks = c.dim("R") * std::max<std::int64_t>(depths, 1);
   KDTR_CHECK(k <= 1024, c.where("part_ids"), "candidates per depth", "0 to 1024", k);
-  KDTR_CHECK(shards <= (1 << 23) && shards * k <= 1 << 23, c.where("part_ids"),
-             "shards, and shards times candidates", "at most 2^23", shards * k);
+  KDTR_CHECK(shards <= (1 << 20) && shards * k <= 1 << 20, c.where("part_ids"),
+             "shards, and shards times candidates", "at most 2^20", shards * k);
   KDTR_CHECK(blocks < 0x7FFFFFFF, c.where("part_ids"), "rows", "below 2^31 - 1", blocks);
   if (blocks == 0) return;
-  const auto per_row = static_cast<unsigned>((shards * k + kThreads - 1) / kThreads);
-  // grid: rows, a block per 256 candidates; block: a thread per candidate; smem: two words
+  constexpr int kPerBlock = kThreads / kLanes;
+  const auto per_row = static_cast<unsigned>((shards * k + kPerBlock - 1) / kPerBlock);
+  // grid: rows, a block per 32 candidates; block: 8 threads a candidate; smem: two words
   merge<<<dim3(static_cast<unsigned>(blocks), std::max(per_row, 1u)), kThreads, 0,
           cuda_stream(stream)>>>(Merge{part_ids.data, part_values.data, part_lse.data,
                                        part_status.data, first.data, ids.data, logprobs.data,
