@@ -275,6 +275,7 @@ def textconv(file: Path) -> None:
     """
     from kdtr import textconv as text
 
+    _refuse_pipe(file)
     for line in text.lines(file):
         click.echo(line)
 
@@ -336,6 +337,7 @@ def inspect(
         raise click.UsageError(f"{'--hex' if as_hex else '--histogram'} needs a TENSOR")
     if file.is_dir():
         raise SystemExit(_inspect_folder(file))
+    _refuse_pipe(file)
     if as_map or all_errors:
         raise SystemExit(_inspect_damage(file, as_map, limit=10**6))
     try:
@@ -362,6 +364,18 @@ def inspect(
         if error.code in ("E_IO", "E_NOT_FOUND") or file.suffix in (".npz", ".npy", ".safetensors"):
             raise
         raise SystemExit(_inspect_damage(file, not (names or identity or meta), limit=20)) from None
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Raise KdtrError for what is neither file nor folder: a damaged file is read a second time."""
+    import stat
+
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # whoever opens it says why
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise KdtrError(str(path), "cannot be read twice", "a file", "a pipe or a device")
 
 
 def _inspect_damage(file: Path, as_map: bool, limit: int) -> int:

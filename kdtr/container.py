@@ -612,7 +612,7 @@ def open(path: str | os.PathLike[str], verify: Verify = "lazy", mmap: bool | Non
     """Open a KDTR file and check its structure.
 
     Args:
-        path: file to read; a pipe is read to its end first.
+        path: file to read; a pipe is read to its end first, a device is refused.
         verify: when payloads are checked: "lazy" on first access, "eager" now, "deep" now and
             with SHA-256, "none" never.
         mmap: map the file instead of reading it; by default only above 64 MiB, because a mapped
@@ -635,6 +635,8 @@ def _io_error(where: str, error: OSError) -> FormatError:
 
 def _open_handle(where: str, handle: io.FileIO, verify: Verify, mmap: bool | None) -> File:
     status = os.fstat(handle.fileno())
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):  # it may have no end
+        raise FormatError(where, "E_IO", "a device, not a file")
     if not stat.S_ISREG(status.st_mode):
         return _from_memory(where, memoryview(handle.readall()), verify)
     size = status.st_size

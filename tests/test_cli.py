@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +70,25 @@ def test_what_stops_a_command_is_one_line(
     monkeypatch.setattr("kdtr.textconv.lines", stop)
     result = kdtr("textconv", "x.kdtr")
     assert (result.exit_code, result.stderr) == (code, said + "\n")
+
+
+@pytest.mark.parametrize("command", ["inspect", "textconv"])
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+def test_what_has_no_end_is_refused_at_once(tmp_path: Path, command: str, name: str) -> None:
+    path = tmp_path / name  # an absolute name stays what it is
+    if name == "pipe":
+        os.mkfifo(path)
+    done = subprocess.run(
+        [sys.executable, "-m", "kdtr", command, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)),
+    )
+    want = f"error: {path}: cannot be read twice, want a file, got a pipe or a device\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", want)
 
 
 def test_help_imports_no_numpy() -> None:

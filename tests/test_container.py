@@ -362,6 +362,12 @@ def test_a_pipe_is_read_to_its_end(sample: Path, tmp_path: Path) -> None:
     feeder.join()
 
 
+def test_a_device_is_refused() -> None:
+    """It may have no end, as /dev/zero."""
+    with pytest.raises(FormatError, match="/dev/zero: E_IO: a device, not a file"):
+        container.open("/dev/zero")
+
+
 # --- writing ------------------------------------------------------------------------------------
 
 
