@@ -58,6 +58,7 @@ struct Want {
   std::span<const std::byte> data;
   std::span<const float> gate, hard;      // class B
   std::span<const std::uint8_t> allowed;  // class S: [numel, ids] of 0 or 1
+  bool distinct = false;                  // class S: no id twice along the last axis
 };
 
 Comparison compare(const std::string& output, const Want& want, std::span<const std::byte> got);

@@ -285,6 +285,10 @@ void Loader::outputs() {
             dtype_name(a.dtype) + " " + shape_text(a.shape));
       if (!is_integer(want.actual))
         bad("P_DTYPE", "dtype of class S output " + output, "an integer", dtype_name(want.actual));
+      const std::string distinct = meta(view, "distinct");
+      if (!distinct.empty() && distinct != "true")
+        bad("P_FIELD", "distinct of " + tensor.name, "true or nothing", distinct);
+      want.distinct = !distinct.empty();
       want.allowed = {reinterpret_cast<const std::uint8_t*>(a.data.data()), a.data.size()};
     } else if (allowed_.contains(output)) {
       bad("P_ALLOWED", "allowed ids for class " + judged + " output " + output, "none", "one");

@@ -48,7 +48,7 @@ void report(const Fixture& fixture, const Comparison& c, std::vector<std::string
   const bool failed = c.mismatches != 0;
   const std::int64_t count = failed ? c.mismatches : c.warnings;
   const char* verb = c.judged == 'B'   ? (failed ? " beyond the hard budget" : " above the gate")
-                     : c.judged == 'S' ? " not among the allowed ids"
+                     : c.judged == 'S' ? " not among the allowed ids, or there twice"
                                        : " differ";
   const std::string head =
       c.output + ": " + std::to_string(count) + " of " + std::to_string(c.elements) + verb;

@@ -26,6 +26,7 @@ class Tensor:
 
     `axes` are names, outermost first; equal names are equal sizes. An axis may be an expression
     of names, as in "B+1" or "ceil(N/32)". `when` says, as text, in which calls it is present.
+    `distinct`: the ids of a class S output are all different along its last axis, pads aside.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Tensor:
     judged: Judged | None = None
     nan: Literal["forbid", "any", "bitwise"] = "forbid"
     when: str = ""
+    distinct: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Contract:
                         "judged": t.judged,
                         "nan": t.nan,
                         "when": t.when,
+                        **({"distinct": True} if t.distinct else {}),
                     }
                     for t in self.tensors
                 ],

@@ -199,9 +199,20 @@ class _Expected:
                 error = np.abs(values.astype(np.float64) - self.values)
             return bool(np.all((values == self.values) | (error <= self.hard)))
         if self.allowed is not None:
-            index = np.clip(values, 0, self.allowed.shape[-1] - 1)[..., None].astype(np.int64)
-            return bool(np.all(np.take_along_axis(self.allowed, index, -1)))
+            if self.tensor.distinct and _repeats(values):
+                return False
+            known = (values >= 0) & (values < self.allowed.shape[-1])
+            index = np.where(known, values, 0)[..., None].astype(np.int64)
+            member = known & np.take_along_axis(self.allowed, index, -1)[..., 0]
+            pad = ~self.allowed.any(axis=-1)  # nothing allowed: the expected value is the answer
+            return bool(np.where(pad, values == self.values, member).all())
         return dtypes.encode(values, self.dtype).tobytes() == self.storage.tobytes()
+
+
+def _repeats(ids: Array) -> bool:
+    """Whether an id, pads below 0 aside, stands twice along the last axis. ids [..., K]."""
+    ordered = np.sort(ids, axis=-1)
+    return bool(((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any())
 
 
 def _put_expected(
@@ -255,6 +266,7 @@ def _one_expected(
             "actual_dtype": dtype,
             "nan": tensor.nan,
             "given": case.given.get(name, ""),
+            "distinct": "true" if tensor.distinct else "",
         },
     )
     hard = allowed = None
@@ -283,6 +295,8 @@ def _one_expected(
         draft.put(
             f"{name}/allowed", "bool", allowed, allowed.shape, role="allowed", **{"for": name}
         )
+    if tensor.distinct and (tensor.judged != "S" or values.ndim == 0 or _repeats(values)):
+        raise ContractError(where, "distinct", "class S with an axis of different ids", "others")
     answer = _Expected(tensor, dtype, stored, values, storage, hard, allowed)
     if allowed is not None and not answer.passes(values):
         raise ContractError(where, "the expected id is not in its own allowed set")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,25 @@ def test_reference_that_does_not_fit_its_contract_is_refused(
     with pytest.raises(ContractError) as caught:
         build(wrong=())
     assert message in str(caught.value)
+
+
+def test_sets_that_overlap_hold_an_id_once_where_the_contract_says_so(
+    toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = contract.load("toy")
+    marked = [replace(t, distinct=True) if t.name == "best" else t for t in rules.tensors]
+    distinct = replace(rules, tensors=tuple(marked))
+    assert distinct.digest != rules.digest
+    reference_returning(
+        monkeypatch, best=np.array([1, 1], np.int32), best__allowed=np.ones((2, 3), bool)
+    )
+    assert "distinct" not in build(wrong=()).tensor_meta["best"]
+    monkeypatch.setattr(importlib.import_module("kdtr.contracts.toy"), "CONTRACT", distinct)
+    with pytest.raises(ContractError, match="toy@1/plain/best: distinct, want"):
+        build(wrong=())
+    some = np.array([[True, True, False], [False, False, False]])  # and a pad
+    reference_returning(monkeypatch, best=np.array([1, -1], np.int32), best__allowed=some)
+    assert build(wrong=()).tensor_meta["best"]["distinct"] == "true"
 
 
 @pytest.mark.parametrize(

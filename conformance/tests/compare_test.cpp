@@ -134,6 +134,26 @@ void sets_hold_ids() {
   CHECK_EQ(mismatches({1 << 30, -(1 << 30), 2}), 3);
 }
 
+void overlapping_sets_hold_an_id_once() {
+  const std::vector<std::int32_t> want{0, 1, -1, 2, 0, -1};
+  const std::vector<std::uint8_t> row{1, 1, 0, 1, 1, 1, 0, 0, 0};  // {0, 1}, {0, 1, 2}, a pad
+  std::vector<std::uint8_t> allowed = row;
+  allowed.insert(allowed.end(), {1, 0, 1, 1, 1, 1, 0, 0, 0});  // {0, 2}, {0, 1, 2}, a pad
+  Want w = exact(want, {2, 3});
+  w.judged = 'S';
+  w.allowed = allowed;
+  const auto where = [&](const std::vector<std::int32_t>& got) {
+    return compare("ids", w, bytes(got)).where;
+  };
+  using At = std::vector<std::int64_t>;
+  CHECK(where({0, 0, -1, 0, 0, -1}) == At{});
+  w.distinct = true;
+  CHECK(where({0, 0, -1, 0, 0, -1}) == (At{1, 4}));
+  CHECK(where({0, 1, -1, 0, 1, -1}) == At{});  // in another row it is another choice
+  CHECK(where({1, 1, -1, 2, 0, -1}) == At{1});
+  CHECK(where({3, 3, -1, 2, 0, -1}) == (At{0, 1}));
+}
+
 void empty_tensors_pass() {
   const std::vector<float> none;
   CHECK(compare("x", exact(none, {0, 3}), {}).verdict() == Verdict::kPass);
@@ -226,6 +246,7 @@ int main() {
   exact_sub_byte();
   budget_reports_the_worst_element();
   sets_hold_ids();
+  overlapping_sets_hold_an_id_once();
   empty_tensors_pass();
   places();
   ulp_is_on_the_output_grid();
