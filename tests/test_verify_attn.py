@@ -166,6 +166,28 @@ def test_equal_scores_without_products_leave_only_sums_and_rounding() -> None:
 
 
 @pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(c, id=c.name, marks=[pytest.mark.slow] if c.tier == "full" else [])
+        for c in kdtr_case.cases("verify_attn")
+        if "membership" in c.flags
+    ],
+)
+def test_a_key_less_is_four_budgets_off_in_every_column(
+    one: kdtr_case.Case,
+) -> None:
+    inputs = {name: kdtr_case.widen(np.asarray(x)) for name, x in one.inputs().items()}
+    gold = ref.reference(inputs, one.attrs, one.profile)
+    n = np.rint(np.exp(gold["lse"]))[..., None]  # every score is 0
+    count = np.rint(gold["out"] * n)
+    named = count > 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        off = np.abs((count - 1) / (n - 1) - count / n)
+    assert named.any()
+    assert (off[named] >= 4 * gold["out/hard"][named]).all()
+
+
+@pytest.mark.parametrize(
     ("name", "index", "value"),
     [
         ("n_nodes", (1,), 4),

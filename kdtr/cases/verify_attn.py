@@ -637,7 +637,7 @@ def _long() -> Iterator[Case]:
     """Prefixes as long as in production; the mask, page and split faults of large sizes."""
     for prefix, D, Dv in ((4099, 576, 512), (32771, 576, 512), (131073, 72, 64)):
         for where in ("start", "end") if prefix < 5000 else ("end",):
-            group = 8
+            group = 8 if prefix < 100_000 else 4  # few to a column, or one key less is legal
             window = 0 if where == "start" else max(0, prefix + 3 - group * Dv)
             yield Case(
                 name=f"membership_{where}_of_{prefix}",
