@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kdtr import ops
+from kdtr import engine as compiled
+from kdtr import goldens, ops
 from kdtr.errors import EngineError, KdtrError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -260,6 +261,39 @@ def test_a_program_that_hangs_ends_with_the_command(
     assert not left, text
     want = {"timeout": 1, "SIGINT": 130, "SIGTERM": 143}[stop]
     assert process.returncode == want, text
+
+
+@pytest.mark.parametrize(
+    ("which", "fault", "case"),
+    [
+        ("argmax", "nan_ignored", "nan_refused"),
+        ("argmax", "negative_zero_below_zero", "signed_zeros"),
+        ("argmax", "plus_inf_refused", "infinite"),
+        ("kv_commit", "capacity_is_bad_input", "refused_page_16"),
+        ("kv_commit", "first_layer_only", "three_layers"),
+        ("kv_commit", "inactive_refused", "inactive"),
+        ("kv_commit", "refused_length_grows", "refused_page_16"),
+        ("topk_logprobs", "empty_row_lse_zero", "minus_inf"),
+        ("topk_logprobs", "logprob_unnormalised", "random_f32"),
+        ("topk_logprobs", "minus_inf_is_candidate", "minus_inf"),
+        ("topk_merge", "ids_within_shard", "unequal_shards"),
+        ("topk_merge", "lse_base_2", "unequal_shards"),
+        ("topk_merge", "lse_is_max", "unequal_shards"),
+        ("topk_merge", "lse_of_candidates", "unequal_shards"),
+        ("topk_merge", "pads_are_candidates", "k_exceeds_shards"),
+        ("topk_merge", "status_ignored", "refused_shards"),
+        ("topk_merge", "ties_by_highest_id", "rank_edge_ties"),
+        ("topk_merge", "ties_by_shard", "shards_out_of_order"),
+        ("tree_build", "deeper_first_ties", "coarse_lattice_ranks"),
+    ],
+)
+def test_a_fault_against_a_convention_is_named(
+    capfd: pytest.CaptureFixture[str], which: str, fault: str, case: str
+) -> None:
+    file = goldens.HOME / f"{which}@1" / f"{case}.kdtr"
+    spec = compiled.resolve(f"mutants:{which}@1:{fault}")
+    assert compiled.conform(["run", "--engine", spec, file]) == 1
+    assert f"equals `{fault}`" in capfd.readouterr().out
 
 
 def test_kernels_run_on_arrays_without_copies() -> None:

@@ -157,6 +157,7 @@ def cases() -> Iterator[Case]:
         "a NaN skipped or chosen; a bad request that spoils its neighbours or only its row",
         _refused,
         family="poison",
+        wrong=("nan_ignored",),
         kills=(
             "nan_ignored",
             "nan_wins",
@@ -170,6 +171,7 @@ def cases() -> Iterator[Case]:
         "an initial value (-1, -1e4, -FLT_MAX) that beats the row; +inf refused",
         _infinite,
         family="extreme",
+        wrong=("plus_inf_refused",),
         kills=(
             "start_at_minus_one",
             "start_at_sentinel",
@@ -236,7 +238,19 @@ def _signed(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return {"ids": reference({"logits": key}, attrs, profile)["ids"]}
 
 
+def _nan_ignored(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    x = inputs["logits"]
+    return reference({"logits": np.where(np.isnan(x), -INF, x)}, attrs, profile)
+
+
+def _plus_inf_refused(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    x = inputs["logits"]
+    return reference({"logits": np.where(x == INF, NAN, x)}, attrs, profile)
+
+
 WRONG: Mapping[str, Reference] = {
     "ties_by_highest_id": _last,
     "negative_zero_below_zero": _signed,
+    "nan_ignored": _nan_ignored,
+    "plus_inf_refused": _plus_inf_refused,
 }

@@ -332,6 +332,7 @@ def cases() -> Iterator[Case]:
         lambda: _inactive(16),
         16,
         family="poison",
+        wrong=("inactive_refused",),
         kills=(
             "length_reset",
             "inactive_refused",
@@ -343,6 +344,7 @@ def cases() -> Iterator[Case]:
         lambda: _refused(16),
         16,
         family="poison",
+        wrong=("refused_length_grows", "capacity_is_bad_input"),
         kills=(
             "bad_slot_clamped",
             "bad_page_clamped",
@@ -413,6 +415,7 @@ def cases() -> Iterator[Case]:
         "only the first layer, or the first two, moved",
         lambda: batch(_mixed(16)[2:], 16, limit=6, layers=3, row_bytes=20, seed=34),
         16,
+        wrong=("first_layer_only",),
         kills=(
             "first_layer_only",
             "layer_twice",
@@ -490,7 +493,31 @@ def _copied(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return {"page_table": table, "tree_slots": np.array(inputs["tree_slots"])}
 
 
+def _inactive_refused(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    status = reference(inputs, attrs, profile)["status"]
+    return {"status": np.where(inputs["accept_len"] == -1, 1, status).astype(np.int32)}
+
+
+def _refused_grows(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"new_len": (inputs["prefix_len"] + inputs["accept_len"] + 1).astype(np.int32)}
+
+
+def _capacity_is_bad(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    status = reference(inputs, attrs, profile)["status"]
+    return {"status": np.minimum(status, 1)}
+
+
+def _first_layer_only(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    rows = np.array(inputs["rows"])
+    rows[:1] = reference(inputs, attrs, profile)["rows"][:1]
+    return {"rows": rows}
+
+
 WRONG: Mapping[str, Reference] = {
     "in_place": _in_place_moves,
     "copied_not_exchanged": _copied,
+    "inactive_refused": _inactive_refused,
+    "refused_length_grows": _refused_grows,
+    "capacity_is_bad_input": _capacity_is_bad,
+    "first_layer_only": _first_layer_only,
 }

@@ -242,7 +242,7 @@ def cases() -> Iterator[Case]:
         lambda: _normal(1, (3, 4, 1000), "f32"),
         16,
         family="random",
-        wrong=("lse_base_2", "lse_over_top_k", "probabilities"),
+        wrong=("lse_base_2", "lse_over_top_k", "probabilities", "logprob_unnormalised"),
         kills=(
             "lse_base_2",
             "lse_over_top_k",
@@ -435,6 +435,7 @@ def cases() -> Iterator[Case]:
         9,
         "bf16",
         family="extreme",
+        wrong=("minus_inf_is_candidate", "empty_row_lse_zero"),
         kills=(
             "minus_inf_is_candidate",
             "pads_not_written",
@@ -669,6 +670,15 @@ def _probabilities(out: dict[str, Array], inputs: Mapping[str, Array], k: int) -
     out["logprobs"] = nx.exp(out["logprobs"]).astype(np.float32)
 
 
+def _unnormalised(out: dict[str, Array], inputs: Mapping[str, Array], k: int) -> None:
+    taken = np.take_along_axis(inputs["logits"], np.maximum(out["ids"], 0), -1)
+    out["logprobs"] = np.where(out["ids"] >= 0, taken, -INF).astype(np.float32)
+
+
+def _empty_is_zero(out: dict[str, Array], inputs: Mapping[str, Array], k: int) -> None:
+    out["lse"] = np.where(np.isneginf(out["lse"]), 0.0, out["lse"])
+
+
 def _ordered(key: Callable[[Array], Array], highest: bool = False) -> Reference:
     """The K best by (key descending, id), ids ascending or descending."""
 
@@ -706,5 +716,8 @@ WRONG: Mapping[str, Reference] = {
     "lse_base_2": _with(_lse_base_2),
     "lse_over_top_k": _with(_lse_over_top_k),
     "probabilities": _with(_probabilities),
+    "logprob_unnormalised": _with(_unnormalised),
+    "minus_inf_is_candidate": _ordered(lambda x: x + 0.0),
+    "empty_row_lse_zero": _with(_empty_is_zero),
     "bad_values_ignored": _bad_values_ignored,
 }

@@ -258,7 +258,7 @@ def cases() -> Iterator[Case]:
         "a shard's refusal ignored, taken from shard 0 only, or spoiling every request",
         _refused,
         family="poison",
-        wrong=("bad_shards_ignored",),
+        wrong=("status_ignored",),
         kills=(
             "status_ignored",
             "status_of_shard_0",
@@ -367,7 +367,8 @@ def _only(*names: str, of: Callable[[Arrays], Mapping[str, Array]]) -> Reference
 
 
 def _lse_base_2(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
-    return {"lse": reference(inputs, attrs, profile)["lse"] / 0.6931471805599453}
+    parts, ln2 = np.moveaxis(inputs["part_lse"], 0, -1), 0.6931471805599453
+    return {"lse": topk_logprobs.row_lse(parts * ln2) / ln2}
 
 
 def _lse_is_max(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
@@ -406,21 +407,20 @@ def _ties_by_highest_id(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str,
     return _renamed(inputs, attrs, profile, -ids.astype(np.int64))
 
 
-def _bad_ignored(inputs: Arrays) -> dict[str, Array]:
-    lse = inputs["part_lse"]
-    return {
-        "part_status": np.zeros_like(inputs["part_status"]),
-        "part_lse": np.where(np.isnan(lse) | (lse == INF), -INF, lse),
-    }
+def _one_further(inputs: Arrays) -> dict[str, Array]:
+    """The same tokens by other names, among which a pad is one."""
+    return {"part_ids": inputs["part_ids"] + 1, "first": inputs["first"] - 1}
 
 
 WRONG: Mapping[str, Reference] = {
     "ids_within_shard": _only("ids", of=lambda x: {"first": np.zeros_like(x["first"])}),
     "ties_by_shard": _ties_by_shard,
     "ties_by_highest_id": _ties_by_highest_id,
-    "pads_are_candidates": _only("ids", of=lambda x: {"part_ids": np.maximum(x["part_ids"], 0)}),
+    "pads_are_candidates": _only(
+        "ids", of=lambda x: {"part_ids": x["part_ids"] + 1, "first": x["first"] - 1}
+    ),
     "lse_base_2": _lse_base_2,
     "lse_is_max": _lse_is_max,
     "lse_of_candidates": _lse_of_candidates,
-    "bad_shards_ignored": _only("ids", "logprobs", "lse", "status", of=_bad_ignored),
+    "status_ignored": _only("ids", "status", of=lambda x: {"part_status": 0 * x["part_status"]}),
 }
