@@ -284,7 +284,9 @@ def test_a_program_that_hangs_ends_with_the_command(
         ("topk_merge", "status_ignored", "refused_shards"),
         ("topk_merge", "ties_by_highest_id", "rank_edge_ties"),
         ("topk_merge", "ties_by_shard", "shards_out_of_order"),
+        ("tree_accept", "unread_links_checked", "unread_links_are_garbage"),
         ("tree_build", "deeper_first_ties", "coarse_lattice_ranks"),
+        ("tree_masks", "padded_rows_blind", "garbage_past_n_nodes"),
     ],
 )
 def test_a_fault_against_a_convention_is_named(

@@ -221,6 +221,15 @@ def _no_bonus_at_leaf(out: dict[str, Array], inputs: Arrays, attrs: Attrs) -> No
             out["accepted_tokens"][r, length] = -1
 
 
+def _check_all_links(out: dict[str, Array], inputs: Arrays, attrs: Attrs) -> None:
+    for r, nodes in enumerate(inputs["n_nodes"]):
+        links = np.concatenate([inputs[n][r, :nodes] for n in ("next_token", "next_sibling")])
+        if out["status"][r] == 0 and ((links != -1) & ((links < 1) | (links >= nodes))).any():
+            out["status"][r] = 2
+            for name in ("accept_index", "accept_len", "accepted_tokens", "predicts"):
+                out[name][r] = -1
+
+
 def _draft_tokens(out: dict[str, Array], inputs: Arrays, attrs: Attrs) -> None:
     for r, length in enumerate(out["accept_len"]):
         path = out["accept_index"][r, : length + 1]
@@ -303,6 +312,7 @@ def _last_sibling(row: Mapping[str, Any], cur: int) -> int | None:
 
 WRONG: Mapping[str, Callable[[Arrays, Attrs, str], dict[str, Array]]] = {
     "bonus_counted": _reread(_count_bonus),
+    "unread_links_checked": _reread(_check_all_links),
     "no_bonus_on_full_accept": _reread(_no_bonus_at_leaf),
     "tokens_of_drafts": _reread(_draft_tokens),
     "predicts_everywhere": _reread(_predict_everywhere),
@@ -569,6 +579,7 @@ def _links() -> Iterator[Case]:
         _attrs(4),
         family="poison",
         kills=("unread_links_checked", "unread_targets_checked"),
+        wrong=("unread_links_checked",),
     )
     yield Case(
         "all_links_read",

@@ -161,6 +161,20 @@ def _row_aligned(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]
     return out
 
 
+def _blind_pads(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    """Rows of full and packed8 that belong to no node are 0."""
+    out = ref.reference(inputs, attrs, profile)
+    slots, start = inputs["parents"].shape[1], 0
+    for r, prefix in enumerate(np.maximum(inputs["prefix_len"], 0).tolist()):
+        width = prefix + slots
+        rows = out["full"][start : start + slots * width].reshape(slots, width)
+        rows[int(inputs["n_nodes"][r]) :] = 0
+        octets = np.packbits(rows.reshape(-1), bitorder="little")
+        out["packed8"][out["indptr"][r] : out["indptr"][r] + octets.size] = octets
+        start += slots * width
+    return out
+
+
 def _local_index(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     out = ref.reference(inputs, attrs, profile)
     slots = inputs["parents"].shape[1]
@@ -186,6 +200,7 @@ WRONG: Mapping[str, Callable[[Arrays, Attrs, str], dict[str, Array]]] = {
     "transposed": _transposed,
     "causal_instead_of_ancestor": _causal,
     "rows_byte_aligned": _row_aligned,
+    "padded_rows_blind": _blind_pads,
     "retrieve_index_local": _local_index,
     "bfs_order_is_pop_order": _pop_order,
 }
@@ -303,6 +318,7 @@ def _edges() -> Iterator[Case]:
         family="poison",
         seed=61,
         kills=("padded_columns_read", "padded_rows_blind", "only_live_rows", "retrieve_pads"),
+        wrong=("padded_rows_blind",),
     )
     yield _case(
         "inactive_requests",
