@@ -273,6 +273,8 @@ def test_a_program_that_hangs_ends_with_the_command(
         ("kv_commit", "first_layer_only", "three_layers"),
         ("kv_commit", "inactive_refused", "inactive"),
         ("kv_commit", "refused_length_grows", "refused_page_16"),
+        ("merge_state", "empty_side_read", "one_empty"),
+        ("merge_state", "nan_lse_accepted", "refused_requests"),
         ("topk_logprobs", "empty_row_lse_zero", "minus_inf"),
         ("topk_logprobs", "logprob_unnormalised", "random_f32"),
         ("topk_logprobs", "minus_inf_is_candidate", "minus_inf"),
@@ -287,6 +289,8 @@ def test_a_program_that_hangs_ends_with_the_command(
         ("tree_accept", "unread_links_checked", "unread_links_are_garbage"),
         ("tree_build", "deeper_first_ties", "coarse_lattice_ranks"),
         ("tree_masks", "padded_rows_blind", "garbage_past_n_nodes"),
+        ("verify_attn", "bad_request_fails_batch", "refused_requests"),
+        ("verify_attn", "inactive_request_checked", "unused_garbage"),
     ],
 )
 def test_a_fault_against_a_convention_is_named(

@@ -239,6 +239,7 @@ def cases() -> Iterator[Case]:
         seed=40,
         flags=("poison",),
         kills=("empty_side_read", "lone_side_recomputed", "lone_side_through_bf16"),
+        wrong=("empty_side_read",),
     )
     yield Case(
         name="one_empty_inf",
@@ -276,6 +277,7 @@ def cases() -> Iterator[Case]:
             "bad_rows_only",
             "bad_empty_pair_accepted",
         ),
+        wrong=("nan_lse_accepted",),
     )
     yield Case(
         name="extreme_lse",
@@ -438,6 +440,21 @@ def _plus_inf(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return _change(inputs, attrs, profile, edit)
 
 
+def _empty_side_read(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    """A weight of 0 times what an empty side holds: NaN where that is not finite."""
+    out = reference(inputs, attrs, profile)
+    empty_a, empty_b = inputs["lse_a"] == -INF, inputs["lse_b"] == -INF
+    read = np.where((empty_a & ~empty_b)[..., None], inputs["o_a"], 0.0)
+    read = np.where((empty_b & ~empty_a)[..., None], inputs["o_b"], read)
+    return {"o": np.where(np.isfinite(read), out["o"], NAN)}
+
+
+def _nan_lse_accepted(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    """The status alone: a refused request has no budget that another result could be within."""
+    infinite = [(inputs[name] == INF).any(axis=(1, 2)) for name in ("lse_a", "lse_b")]
+    return {"status": np.any(infinite, axis=0).astype(np.int32)}
+
+
 WRONG: Mapping[str, Reference] = {
     "lse_base_2": _lse_base_2,
     "swapped_sides": _swapped,
@@ -445,4 +462,6 @@ WRONG: Mapping[str, Reference] = {
     "both_empty_nan": _nan,
     "both_empty_copies_b": _copies_b,
     "empty_lse_is_plus_inf": _plus_inf,
+    "empty_side_read": _empty_side_read,
+    "nan_lse_accepted": _nan_lse_accepted,
 }

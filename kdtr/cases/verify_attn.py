@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kdtr import numerics as nx
 from kdtr import recorded
 from kdtr.case import Arrays, Attrs, Case, Reference
-from kdtr.reference.verify_attn import attention
+from kdtr.reference.verify_attn import attention, slots_of
 
 Array = NDArray[Any]
 NAN, INF = np.nan, np.inf
@@ -1088,6 +1088,7 @@ def _refusals() -> Iterator[Case]:
         flags=("ragged",),
         kills=("bad_page_accepted", "bad_slot_accepted", "long_prefix_accepted",
                "many_nodes_accepted", "bad_request_fails_batch", "refused_rows_not_written"),
+        wrong=("bad_request_fails_batch",),
     )  # fmt: skip
     yield Case(
         name="page_ids_that_wrap",
@@ -1109,6 +1110,7 @@ def _refusals() -> Iterator[Case]:
         seed=410,
         flags=("ragged", "poison"),
         kills=("unused_page_refused", "inactive_request_checked"),
+        wrong=("inactive_request_checked",),
     )
     yield Case(
         name="pool_ends_inside_a_page",
@@ -1231,6 +1233,19 @@ def _empty_mean(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return {**found, "out": np.where(empty[..., None], flat["out"], found["out"])}
 
 
+def _fails_batch(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    found = attention(inputs, attrs)
+    empty = {"out": 0.0, "lse": -INF, "status": 1}
+    return {name: np.full_like(found[name], value) for name, value in empty.items()}
+
+
+def _inactive_checked(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    status = attention(inputs, attrs)["status"]
+    for r in np.flatnonzero(inputs["n_nodes"] == 0):
+        status[r] = slots_of(inputs, attrs, int(r), 0) is None
+    return {"status": status}
+
+
 WRONG: Mapping[str, Reference] = {
     "causal_instead_of_ancestor": _masked_as(_causal),
     "sees_siblings": _masked_as(_with_siblings),
@@ -1244,4 +1259,6 @@ WRONG: Mapping[str, Reference] = {
     "last_prefix_key_dropped": _prefix_less_one,
     "empty_lse_is_plus_inf": _empty_plus_inf,
     "empty_row_is_mean": _empty_mean,
+    "bad_request_fails_batch": _fails_batch,
+    "inactive_request_checked": _inactive_checked,
 }
