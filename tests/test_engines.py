@@ -317,6 +317,13 @@ def test_bits_of_a_type_numpy_lacks_are_passed_by_name() -> None:
     assert ops.Engine("cpu").call("argmax", logits=("bf16", bits))["ids"].tolist() == [[1]]
 
 
+def test_an_empty_array_may_have_any_strides() -> None:
+    logits = np.lib.stride_tricks.as_strided(
+        np.zeros(1, np.float32), shape=(1, 0, 3), strides=(4, 8, 0)
+    )
+    assert ops.Engine("cpu").call("argmax", logits=logits)["ids"].shape == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -15,9 +15,13 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
-constexpr int kVectors = 5;                  // 16-byte vectors a thread holds
-constexpr int kFastK = 256;                  // up to here thread maxima bound the K-th value well
-constexpr int kBuffer = 2 * kThreads;        // candidates of a chunk; at least the largest K
+constexpr int kVectors = 5;            // 16-byte vectors a thread holds
+constexpr int kFastK = 256;            // up to here thread maxima bound the K-th value well
+constexpr int kBuffer = 2 * kThreads;  // candidates of a chunk; at least the largest K
+constexpr int kBinBits = 9;            // of the histogram of thread maxima
+constexpr int kBins = 1 << kBinBits;
+constexpr int kLaneBins = kBins / 32;
+static_assert(kBins == kThreads);
 constexpr int kRankSort = kThreads / 4;      // up to here sorting by counting is fastest
 constexpr int kMergeBytes = 96 << 10;        // shared memory that every architecture has
 constexpr float kLowest = -0x1.fffffep127f;  // every finite value is at least this
@@ -69,6 +73,19 @@ __device__ float thread_max(const uint4 (&v)[kVectors]) {
     const uint4 both{top, top, top, top};
     const float a = element<T>(both, 0), b = element<T>(both, 1);
     return a < INFINITY && b < INFINITY ? fmaxf(a, b) : INFINITY;
+  }
+}
+
+// The greatest element of a vector without NaN.
+template <class T>
+__device__ float vector_max(const uint4& v) {
+  if constexpr (sizeof(T) == 4) {
+    return fmaxf(fmaxf(element<T>(v, 0), element<T>(v, 1)),
+                 fmaxf(element<T>(v, 2), element<T>(v, 3)));
+  } else {
+    const std::uint32_t top = nan_max(nan_max(v.x, v.y, T{}), nan_max(v.z, v.w, T{}), T{});
+    const uint4 both{top, top, top, top};
+    return fmaxf(element<T>(both, 0), element<T>(both, 1));
   }
 }
 
@@ -147,7 +164,7 @@ template <class T>
 __device__ double thread_sum_fast(const uint4 (&v)[kVectors], float shift) {
   constexpr float kMagic = 12582912.0f;
   const float lowest = (shift - 125.0f) * 0.693147f;
-  const std::uint32_t bias = static_cast<std::uint32_t>(-static_cast<int>(shift)) << 23;
+  const std::uint32_t bias = static_cast<std::uint32_t>(127 - static_cast<int>(shift)) << 23;
   double sum = 0;
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
@@ -158,8 +175,8 @@ __device__ double thread_sum_fast(const uint4 (&v)[kVectors], float shift) {
       const float shifted = fmaf(x, 1.44269502f, kMagic);
       const float n = shifted - kMagic;
       const float f = fmaf(x, 1.92596299e-8f, fmaf(x, 1.44269502f, -n));
-      const std::uint32_t bits = __float_as_uint(power_of_two(f)) + bias;
-      part[i % 2] += __uint_as_float(bits + (__float_as_uint(shifted) << 23));
+      const float scale = __uint_as_float((__float_as_uint(shifted) << 23) + bias);
+      part[i % 2] = fmaf(power_of_two(f), scale, part[i % 2]);
     }
     sum += static_cast<double>(part[0] + part[1]);
   }
@@ -169,47 +186,50 @@ __device__ double thread_sum_fast(const uint4 (&v)[kVectors], float shift) {
 struct Shared {
   std::uint64_t keys[kBuffer];
   double sums[kWarps];
-  std::uint32_t words[3][kWarps];
+  std::uint32_t words[2][kWarps];
+  int bins[kLaneBins][32];    // those of a lane follow each other in the histogram
+  std::uint32_t most, least;  // the bin in which the first k thread maxima end
+  int above, reached;         // how many are above it, and how many above it or in it
   int count;
 };
 
-// Over the thread maxima of a block, in key bits; `least` and `finite` leave out -inf.
+// The greatest of the thread maxima of a block and the least finite one, in key bits.
 struct Range {
   std::uint32_t top, least;
-  int finite;
 };
 
 __device__ Range block_range(std::uint32_t mine, Shared& s) {
-  const bool finite = mine > kMinusInf;
-  const int warp = static_cast<int>(threadIdx.x / 32);
   const std::uint32_t top = __reduce_max_sync(~0u, mine);
-  const std::uint32_t least = __reduce_min_sync(~0u, finite ? mine : ~0u);
-  const std::uint32_t number = __reduce_add_sync(~0u, finite ? 1u : 0u);
-  if (threadIdx.x % 32 == 0) {
+  const std::uint32_t least = __reduce_min_sync(~0u, mine > kMinusInf ? mine : ~0u);
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  if (lane == 0) {
     s.words[0][warp] = top;
     s.words[1][warp] = least;
-    s.words[2][warp] = number;
   }
   __syncthreads();
-  Range range{0, ~0u, 0};
-  for (int w = 0; w < kWarps; ++w) {
-    range.top = max(range.top, s.words[0][w]);
-    range.least = min(range.least, s.words[1][w]);
-    range.finite += static_cast<int>(s.words[2][w]);
-  }
-  return range;
+  const int from = lane % kWarps;
+  return {__reduce_max_sync(~0u, s.words[0][from]), __reduce_min_sync(~0u, s.words[1][from])};
 }
 
-// Sum over the block in a fixed order, so that it has the same bits on every run.
-__device__ double block_sum(double x, Shared& s) {
+// Sum over a warp in a fixed order, so that it has the same bits on every run.
+__device__ double warp_sum(double x) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+// Of what each warp left in s.sums.
+__device__ double sum_of_warps(const Shared& s) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return warp_sum(lane < kWarps ? s.sums[lane] : 0.0);
+}
+
+__device__ double block_sum(double x, Shared& s) {
+  x = warp_sum(x);
   __syncthreads();  // an earlier sum has been read by all
   if (threadIdx.x % 32 == 0) s.sums[threadIdx.x / 32] = x;
   __syncthreads();
-  x = 0;
-  for (int w = 0; w < kWarps; ++w) x += s.sums[w];
-  return x;
+  return sum_of_warps(s);
 }
 
 // Sum over the block. Calls alternate `slot`, so that one barrier each is enough.
@@ -222,22 +242,56 @@ __device__ int block_count(int x, int slot, Shared& s) {
   return x;
 }
 
-// A threshold, in key bits, that at least k of the thread maxima reach and few more; 0 if there are
-// fewer finite ones. At least k elements of the chunk reach it too.
-template <class T>
-__device__ std::uint32_t lower_bound(std::uint32_t mine, const Range& range, int k) {
-  if (range.finite < k) return 0;
-  // The bits that all maxima share need no search.
-  int bit = 31 - __clz(static_cast<int>(range.top ^ range.least));
-  std::uint32_t found = bit < 0 ? range.top : range.top >> bit >> 1 << bit << 1;
-  for (; bit >= 32 - Lanes<T>::kKeyBits; --bit) {
-    const std::uint32_t trial = found | 1u << bit;
-    if (trial > range.top) continue;
-    const int reached = __syncthreads_count(mine >= trial);
-    if (reached >= k) found = trial;
-    if (reached >= k && reached <= k + k / 4) break;
+// A bin of the histogram of [least, top] is 2^bin_shift keys wide; bin 0 holds `top`.
+__device__ int bin_shift(std::uint32_t top, std::uint32_t least) {
+  return max(32 - __clz(static_cast<int>(top - least)) - kBinBits, 0);
+}
+
+__device__ void count_in_bin(std::uint32_t mine, std::uint32_t top, std::uint32_t least,
+                             Shared& s) {
+  if (mine > top || mine < least) return;
+  const std::uint32_t bin = (top - mine) >> bin_shift(top, least);
+  atomicAdd(&s.bins[bin % kLaneBins][bin / kLaneBins], 1);
+}
+
+// Sums of x over the lanes up to this one.
+__device__ int sums_upto(int x) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, x, step);
+    x += lane >= step ? other : 0;
   }
-  return found;
+  return x;
+}
+
+// By one warp: the bin in which the first k keys end, when `above` are above all bins.
+__device__ void find_bin(std::uint32_t top, std::uint32_t least, int above, int k, Shared& s) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  int sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < kLaneBins; ++i) sum += s.bins[i][lane];
+  int upto = above + sums_upto(sum);
+  unsigned enough = __ballot_sync(~0u, upto >= k);
+  if (enough == 0) {  // fewer than k are finite: whatever is
+    if (lane == 0) {
+      s.least = 0;
+      s.reached = 0;
+    }
+    return;
+  }
+  const int owner = __ffs(static_cast<int>(enough)) - 1;
+  above = __shfl_sync(~0u, upto - sum, owner);
+  sum = lane < kLaneBins ? s.bins[lane][owner] : 0;
+  upto = above + sums_upto(sum);
+  enough = __ballot_sync(~0u, upto >= k);
+  if (lane != __ffs(static_cast<int>(enough)) - 1) return;
+  const int shift = bin_shift(top, least);
+  s.most = top - (static_cast<std::uint32_t>(owner * kLaneBins + lane) << shift);
+  const std::uint32_t width = (1u << shift) - 1;
+  s.least = s.most - least > width ? s.most - width : least;
+  s.reached = upto;
+  s.above = upto - sum;
 }
 
 // The K-th greatest value of the chunk, in key bits; 0 when fewer than k are finite.
@@ -246,7 +300,7 @@ __device__ std::uint32_t kth_value(const uint4 (&v)[kVectors], std::uint32_t top
                                    Shared& s) {
   std::uint32_t found = 0;
   int slot = 0;
-  __syncthreads();  // block_range has been read by all
+  __syncthreads();  // the words have been read by all
   for (int bit = 31; bit >= 32 - Lanes<T>::kKeyBits; --bit) {
     const std::uint32_t trial = found | 1u << bit;
     if (trial > top) continue;
@@ -274,14 +328,24 @@ __device__ std::uint32_t id_in_chunk(int j, int i) {
 template <class T>
 __device__ void collect(const uint4 (&v)[kVectors], float threshold, std::uint32_t first_id,
                         Shared& s) {
+  int mine = 0;
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
+    if (vector_max<T>(v[j]) < threshold) continue;
+#pragma unroll
+    for (int i = 0; i < Lanes<T>::kCount; ++i) mine += element<T>(v[j], i) >= threshold ? 1 : 0;
+  }
+  if (mine == 0) return;
+  int at = atomicAdd(&s.count, mine);
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    if (vector_max<T>(v[j]) < threshold) continue;
 #pragma unroll
     for (int i = 0; i < Lanes<T>::kCount; ++i) {
       const float x = element<T>(v[j], i);
       if (x >= threshold) {
-        const int at = atomicAdd(&s.count, 1);
         if (at < kBuffer) s.keys[at] = key_of(x, first_id + id_in_chunk<T>(j, i));
+        ++at;
       }
     }
   }
@@ -346,6 +410,7 @@ __device__ int select_exactly(const uint4 (&v)[kVectors], std::uint32_t top, int
 __device__ void sort_keys(int count, int kept, std::uint64_t* list, Shared& s) {
   const int thread = static_cast<int>(threadIdx.x);
   if (count <= kRankSort) {
+    if (thread / 32 * 8 >= count) return;  // nothing for the whole warp
     const int quarter = thread % 4;
     const std::uint64_t mine = thread / 4 < count ? s.keys[thread / 4] : 0;
     int rank = 0;
@@ -393,23 +458,52 @@ __global__ void __launch_bounds__(kThreads, 3)
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
+  s.bins[thread / 32][thread % 32] = 0;
   if (thread == 0) s.count = 0;
   const float thread_top = thread_max<T>(v);
   const std::uint32_t mine = ordered(thread_top + 0.0f);
-  const Range range = block_range(mine, s);  // its barrier also shows s.count
+  const Range range = block_range(mine, s);  // its barrier also shows the zeros
   const float top = unordered(range.top);
   Part& part = parts[blockIdx.x];
-  if (top == INFINITY || range.finite == 0) {
+  if (top == INFINITY || range.top <= kMinusInf) {
     if (thread == 0) part = {-INFINITY, -INFINITY, top == INFINITY ? -1 : 0};
     return;
   }
 
+  // Beside the sums, a histogram of the thread maxima finds a value that at least k elements of the
+  // chunk reach, and few more.
+  const bool by_bins = k > 0 && k <= kFastK;
+  const int warp = thread / 32;
+  if (by_bins) {
+    count_in_bin(mine, range.top, range.least, s);
+    __syncthreads();
+    if (warp == 0) find_bin(range.top, range.least, 0, k, s);
+  }
+  const bool fast = fabsf(top) < 8192.0f;
+  const float shift = ceilf(top * 1.44269504f);
+  if (fast) {
+    const double sum = warp_sum(thread_sum_fast<T>(v, shift));
+    if (thread % 32 == 0) s.sums[warp] = sum;
+  }
+  __syncthreads();
+
   int count = 0;
   if (k > 0) {
-    bool exact = k > kFastK;
+    bool exact = !by_bins;
     if (!exact) {
-      const std::uint32_t found = lower_bound<T>(mine, range, k);
-      const float threshold = found <= kMinusInf ? kLowest : unordered(found);
+      // An outlier makes the bins wide: split the last one until it holds few.
+      while (s.reached > k + k / 4 && s.most - s.least >> (32 - Lanes<T>::kKeyBits) != 0) {
+        const std::uint32_t bin_top = s.most, bin_least = s.least;
+        const int above = s.above;
+        __syncthreads();
+        s.bins[warp][thread % 32] = 0;
+        __syncthreads();
+        count_in_bin(mine, bin_top, bin_least, s);
+        __syncthreads();
+        if (warp == 0) find_bin(bin_top, bin_least, above, k, s);
+        __syncthreads();
+      }
+      const float threshold = s.least <= kMinusInf ? kLowest : unordered(s.least);
       if (thread_top >= threshold) collect<T>(v, threshold, static_cast<std::uint32_t>(first), s);
       __syncthreads();
       count = s.count;
@@ -422,15 +516,12 @@ __global__ void __launch_bounds__(kThreads, 3)
   }
 
   // An lse of 8 or more has an ulp that the fast sum keeps well; the row's is at least the chunk's.
-  if (fabsf(top) < 8192.0f) {
-    const float shift = ceilf(top * 1.44269504f);
-    const double sum = block_sum(thread_sum_fast<T>(v, shift), s);
-    const int exponent = (__double2hiint(sum) >> 20) - 1023 + static_cast<int>(shift);
-    if (exponent >= 12) {  // 2^12 > e^8
-      if (thread == 0)
-        part = {log(sum) + static_cast<double>(shift) * 0.6931471805599453, top, min(count, k)};
-      return;
-    }
+  const double fast_sum = fast ? sum_of_warps(s) : 0.0;
+  const int exponent = (__double2hiint(fast_sum) >> 20) - 1023 + static_cast<int>(shift);
+  if (fast && exponent >= 12) {   // 2^12 > e^8
+    if (thread == kThreads - 32)  // of a warp with little to sort
+      part = {log(fast_sum) + static_cast<double>(shift) * 0.6931471805599453, top, min(count, k)};
+    return;
   }
   // Near 0 the maximum has bits that x - top cannot keep.
   const bool compensated = sizeof(T) == 4 || (fabsf(top) < 0x1p-6f && top != 0.0f);

@@ -1,15 +1,16 @@
-// tree_build@1 on cuda: a parallel frontier per block, f32 log-probs, f64 weights without FMA.
+// tree_build@1 on cuda: a block per request, f32 log-probs, f64 weights without FMA.
 // logprobs f32 [R, L, K], ids i32 [R, L, K] -> trees of at most B + 1 nodes. No aliasing.
 //
-// The frontier holds at most one candidate per node, its next child, so slot i belongs to node i
-// and lives in a register of one thread. A pop is an argmin over costs (-weight, never below 0, so
-// its bits order like an unsigned integer). Ties by rank tuple need no tuple: of two candidates,
-// the one whose parent is earlier in post-order has the smaller tuple (a descendant's goes through
-// a smaller rank than its ancestor's next child has), and a new node enters post-order right
-// before its parent, whose last child it is. Meanwhile other warps validate and clear `visible`.
+// Costs are -weight. Where every sum of log-probs is exact, cost never falls along a path, and the
+// tree is the B least paths by (cost, tie order), in that order. So: count paths by cost rounded up
+// (a convolution, depth by depth) until B are found, list all paths of at most that cost depth by
+// depth, sort them, keep B. Other requests (log-probs on a finer grid than 2^-46, more ties at the
+// bound than fit, costs past 20 nats, fewer than B paths) are popped one by one.
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
+#include "detail/block.cuh"
 #include "kdtr/cuda.h"
 #include "kdtr/registry.h"
 
@@ -17,12 +18,13 @@ namespace kdtr::cuda {
 namespace {
 
 constexpr unsigned kAll = 0xFFFFFFFFu;
-constexpr int kMaxFrontierWarps = 16;
-constexpr int kSlotsPerThread = 2;
-constexpr int kTable = 4096;                  // ids of several rows, half full
-constexpr std::size_t kMaxStaged = 48 << 10;  // log-probs kept in shared memory
-constexpr std::uint32_t kNone = 0x7FF00000u;  // high word of +inf: no candidate
-constexpr std::uint32_t kRankOne = 1u << 10;  // paths: depth << 20 | rank << 10 | parent
+constexpr int kTable = 4096;  // ids of several rows, half full
+constexpr int kEach = 4;      // of them a thread checks: 512 threads, half a table
+constexpr std::size_t kTableBytes = kTable * sizeof(std::uint32_t);
+constexpr std::size_t kMaxShared = 80 << 10;  // dynamic, which every architecture has
+constexpr int kBuckets = 320;
+constexpr float kPerNat = 16.0f;  // buckets of cost
+constexpr unsigned kMany = 2048;  // no count above is told apart
 
 struct Arguments {
   const float* logprobs;
@@ -32,148 +34,305 @@ struct Arguments {
   std::uint8_t* visible;
   double* weights;
   int rows, columns, slots, reachable;  // reachable: ranks below min(K, B)
-  int frontier_warps, staged;
+  int capacity, staged;
 };
 
-// The popped nodes, in shared memory.
-struct Nodes {
+// Room for paths: twice the tree and some, since ties at the bound are all listed.
+constexpr int capacity_of(int slots) { return 2 * slots + 64; }
+
+// Paths in shared memory; entry 0 is the root. A link is an entry, -1 for none.
+struct Paths {
   double* cost;
-  std::uint32_t* path;  // of the candidate that the node was
-  std::int16_t *next_token, *next_sibling;
+  std::uint64_t *key, *sorted;  // fixed-point cost << 12 | entry
+  std::uint32_t* word;          // depth << 22 | rank << 12 | parent
+  std::int16_t *first, *next;   // child of rank 0, sibling of the next rank
+  std::int16_t *node, *entry;   // of an entry: its node, -1 if cut; of a node: its entry
 
-  __host__ __device__ static std::size_t bytes(int slots) {
-    return static_cast<std::size_t>(slots) * (sizeof(double) + sizeof(std::uint32_t) + 4);
+  __host__ __device__ static std::size_t bytes(int capacity) {
+    return static_cast<std::size_t>(capacity) * 36;
   }
-  __device__ Nodes(void* base, int slots) {
+  __device__ Paths(void* base, int capacity) {
     cost = static_cast<double*>(base);
-    path = reinterpret_cast<std::uint32_t*>(cost + slots);
-    next_token = reinterpret_cast<std::int16_t*>(path + slots);
-    next_sibling = next_token + slots;
+    key = reinterpret_cast<std::uint64_t*>(cost + capacity);
+    sorted = key + capacity;
+    word = reinterpret_cast<std::uint32_t*>(sorted + capacity);
+    first = reinterpret_cast<std::int16_t*>(word + capacity);
+    next = first + capacity;
+    node = next + capacity;
+    entry = node + capacity;
   }
-  __device__ int parent(int node) const { return static_cast<int>(path[node] & 1023u); }
-  __device__ int rank(int node) const { return static_cast<int>(path[node] >> 10 & 1023u); }
-  __device__ int depth(int node) const {  // the row of its log-prob is one less
-    return node == 0 ? 0 : static_cast<int>(path[node] >> 20) + 1;
+  __device__ static std::uint32_t pack(int depth, int rank, int parent) {
+    return static_cast<std::uint32_t>(depth << 22 | rank << 12 | parent);
   }
+  __device__ int parent(int i) const { return static_cast<int>(word[i] & 4095u); }
+  __device__ int rank(int i) const { return static_cast<int>(word[i] >> 12 & 1023u); }
+  __device__ int depth(int i) const { return static_cast<int>(word[i] >> 22); }
 };
 
-struct Slot {
-  double cost, sibling, child;  // of the candidate, and of what it leads to; +inf for none
-  std::uint32_t tie, path;
-  int last;  // youngest child popped so far
-};
-
-// The best candidate of one warp.
-struct Record {
-  std::uint32_t high, low, tie, path;
-  double child;
-};
-
-__device__ std::uint32_t high(double x) { return static_cast<std::uint32_t>(__double2hiint(x)); }
-__device__ std::uint32_t low(double x) { return static_cast<std::uint32_t>(__double2loint(x)); }
-__device__ double infinity() { return __hiloint2double(0x7FF00000, 0); }
-
-__device__ void barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+// Whether path a is before path b, of equal cost.
+template <bool kUno>
+__device__ bool before(const Paths& p, int a, int b) {
+  const int depth_a = p.depth(a), depth_b = p.depth(b);
+  if constexpr (kUno) {
+    if (depth_a != depth_b) return depth_a < depth_b;
+    while (p.rank(a) == p.rank(b)) {  // then the parents' order decides
+      a = p.parent(a);
+      b = p.parent(b);
+      if (p.cost[a] != p.cost[b]) return p.cost[a] < p.cost[b];
+    }
+    return p.rank(a) < p.rank(b);
+  } else {
+    while (p.depth(a) > depth_b) a = p.parent(a);
+    while (p.depth(b) > depth_a) b = p.parent(b);
+    if (a == b) return depth_a < depth_b;
+    while (p.parent(a) != p.parent(b)) {
+      a = p.parent(a);
+      b = p.parent(b);
+    }
+    return p.rank(a) < p.rank(b);
+  }
 }
 
-// The lane with the least (high, low, tie). Ties differ where candidates exist.
-__device__ int least(std::uint32_t hi, std::uint32_t lo, std::uint32_t tie) {
-  const std::uint32_t best = __reduce_min_sync(kAll, hi);
-  bool in = hi == best;
-  unsigned lanes = __ballot_sync(kAll, in);
-  if ((lanes & (lanes - 1)) != 0) {
-    const std::uint32_t best_low = __reduce_min_sync(kAll, in ? lo : kAll);
-    in = in && lo == best_low;
-    lanes = __ballot_sync(kAll, in);
-    if ((lanes & (lanes - 1)) != 0) {
-      const std::uint32_t first = __reduce_min_sync(kAll, in ? tie : kAll);
-      lanes = __ballot_sync(kAll, in && tie == first);
+struct Counts {
+  // Of paths of one depth by cost, behind as many zeros; of one row's ranks; of all paths.
+  unsigned paths[2][2 * kBuckets], ranks[2][kBuckets], total[kBuckets];
+  int limit;
+  unsigned found;
+};
+
+// A cost that at least `wanted` paths do not exceed, or -1. All threads.
+__device__ double bound(const Arguments& a, const float* lp, int stride, int wanted, Counts& c) {
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const auto count_ranks = [&](int depth, int from, int step) {
+    if (depth >= a.rows) return;
+    for (int k = from; k < a.reachable; k += step) {
+      const float up = ceilf(-kPerNat * lp[depth * stride + k]);
+      if (up < kBuckets) atomicAdd(&c.ranks[depth & 1][static_cast<int>(up)], 1u);
+    }
+  };
+  for (int b = thread; b < kBuckets; b += threads) {
+    c.paths[0][b] = c.paths[1][b] = c.ranks[0][b] = 0;
+  }
+  if (thread == 0) c.found = 0;
+  __syncthreads();
+  count_ranks(0, thread, threads);
+  __syncthreads();
+  int limit = kBuckets - 1;
+  unsigned found = 0;
+  for (int depth = 0; depth < a.rows; ++depth) {
+    const unsigned* shorter = c.paths[depth & 1 ^ 1] + kBuckets;
+    const unsigned* ranks = c.ranks[depth & 1];
+    unsigned* paths = c.paths[depth & 1] + kBuckets;
+    for (int b = thread; b < kBuckets; b += threads) {
+      if (depth == 0 || b > limit) paths[b] = depth == 0 ? ranks[b] : 0;
+      if (depth == 0) c.total[b] = ranks[b];
+      c.ranks[depth & 1 ^ 1][b] = 0;
+    }
+    if (depth > 0) {  // neighbouring threads share a bucket
+      int log = 0;
+      while (log < 3 && (2 << log) * (limit + 1) <= threads) ++log;
+      const int shared_by = 1 << log, last = ((limit + 1 << log) + 31) / 32 * 32;
+      for (int t = thread; t < last; t += threads) {
+        const int b = min(t >> log, limit);
+        unsigned sum = 0;
+#pragma unroll 8
+        for (int q = t & shared_by - 1; q <= limit; q += shared_by)
+          sum += ranks[q] * shorter[b - q];
+        for (int other = 1; other < shared_by; other *= 2) sum += __shfl_xor_sync(kAll, sum, other);
+        if ((t & shared_by - 1) == 0 && t >> log <= limit) {
+          paths[b] = min(sum, kMany);
+          c.total[b] = min(c.total[b] + sum, kMany);
+        }
+      }
+    }
+    __syncthreads();
+    if (thread < 32) {  // the first bucket up to which there are enough
+      const int each = limit / 32 + 1;
+      unsigned mine = 0;
+      for (int b = thread * each; b < min((thread + 1) * each, limit + 1); ++b) mine += c.total[b];
+      unsigned sum = mine;
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const unsigned left = __shfl_up_sync(kAll, sum, offset);
+        if (thread >= offset) sum += left;
+      }
+      const unsigned enough = __ballot_sync(kAll, sum >= static_cast<unsigned>(wanted));
+      if (thread == 31) c.found = sum;
+      if (enough == 0) {
+        if (thread == 0) c.limit = limit;
+      } else if (thread == __ffs(static_cast<int>(enough)) - 1) {
+        int b = thread * each;
+        for (sum += c.total[b] - mine; sum < static_cast<unsigned>(wanted); sum += c.total[b]) ++b;
+        c.limit = b;
+      }
+    } else {
+      count_ranks(depth + 1, thread - 32, threads - 32);
+    }
+    __syncthreads();
+    // Where depth adds no path of at most the limit, no greater depth does.
+    if (c.limit == limit && c.found == found) break;
+    limit = c.limit;
+    found = c.found;
+  }
+  return found < static_cast<unsigned>(wanted) ? -1.0 : static_cast<double>(limit) / kPerNat;
+}
+
+// Lists the paths of at most this cost; returns how many entries there are, the root included, or
+// 0 if they do not fit. All threads.
+__device__ int list(const Arguments& a, const float* lp, int stride, double most, Paths p,
+                    int& used) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int warps = static_cast<int>(blockDim.x / 32);
+  if (threadIdx.x == 0) used = 1;
+  __syncthreads();
+  int begin = 0, end = 1;
+  for (int depth = 0; depth < a.rows && begin < end; ++depth) {
+    const float* row = lp + depth * stride;
+    for (int some = begin; some < end; some += 32 * warps) {
+      const int own = some + lane * warps + warp;
+      const bool bears = own < end && a.reachable > 0 &&
+                         __dsub_rn(p.cost[own], static_cast<double>(row[0])) <= most;
+      for (unsigned left = __ballot_sync(kAll, bears); left != 0; left &= left - 1) {
+        // A warp lists one path's children.
+        const int e = some + (__ffs(static_cast<int>(left)) - 1) * warps + warp;
+        const double cost = p.cost[e];
+        int last = -1;
+        for (int from = 0; from < a.reachable; from += 32) {
+          const int rank = from + lane;
+          double x = 0;
+          if (rank < a.reachable) x = __dsub_rn(cost, static_cast<double>(row[rank]));
+          const int n = __popc(__ballot_sync(kAll, rank < a.reachable && x <= most));
+          if (n == 0) break;
+          int base = 0;
+          if (lane == 0) base = atomicAdd(&used, n);
+          base = __shfl_sync(kAll, base, 0);
+          if (base + n > a.capacity) break;
+          if (lane < n) {
+            p.cost[base + lane] = x;
+            p.word[base + lane] = Paths::pack(depth + 1, rank, e);
+            p.first[base + lane] = -1;
+            p.next[base + lane] = static_cast<std::int16_t>(lane + 1 < n ? base + lane + 1 : -1);
+          }
+          __syncwarp();
+          if (lane == 0) (last < 0 ? p.first[e] : p.next[last]) = static_cast<std::int16_t>(base);
+          last = base + n - 1;
+          if (n < 32) break;
+        }
+      }
+    }
+    __syncthreads();
+    begin = end;
+    end = used;
+    if (end > a.capacity) return 0;
+    __syncthreads();
+  }
+  return end;
+}
+
+// Gives each of entries 1 .. entries - 1 its node, its place among them, if that is in the tree.
+// All threads; costs are below 32 and multiples of 2^-46.
+template <bool kUno>
+__device__ void rank_paths(const Arguments& a, Paths p, int entries) {
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  // By cost, those of equal cost by entry: each counts the keys below its own. Neighbouring threads
+  // share one.
+  const int n = entries - 1;
+  for (int i = thread; i < n; i += threads) {
+    p.key[i] = __double2ull_rn(p.cost[i + 1] * 0x1p46) << 12 | static_cast<std::uint64_t>(i + 1);
+    p.node[i + 1] = -1;
+  }
+  __syncthreads();
+  int log = 0;
+  while (log < 5 && (2 << log) * n <= threads) ++log;
+  const int shared_by = 1 << log, last = ((n << log) + 31) / 32 * 32;
+  for (int t = thread; t < last; t += threads) {
+    const std::uint64_t mine = p.key[min(t >> log, n - 1)];
+    int below = 0;
+#pragma unroll 8
+    for (int i = t & shared_by - 1; i < n; i += shared_by) below += p.key[i] < mine ? 1 : 0;
+    for (int other = 1; other < shared_by; other *= 2) below += __shfl_xor_sync(kAll, below, other);
+    if ((t & shared_by - 1) == 0 && t >> log < n) p.sorted[below] = mine;
+  }
+  __syncthreads();
+  // Then each among its equals.
+  for (int at = thread; at < n; at += threads) {
+    const std::uint64_t key = p.sorted[at];
+    const auto entry = static_cast<int>(key & 4095u);
+    int node = at + 1;
+    for (int i = at - 1; i >= 0 && p.sorted[i] >> 12 == key >> 12; --i)
+      node -= before<kUno>(p, entry, static_cast<int>(p.sorted[i] & 4095u)) ? 1 : 0;
+    for (int i = at + 1; i < n && p.sorted[i] >> 12 == key >> 12; ++i)
+      node += before<kUno>(p, static_cast<int>(p.sorted[i] & 4095u), entry) ? 1 : 0;
+    if (node < a.slots) {
+      p.node[entry] = static_cast<std::int16_t>(node);
+      p.entry[node] = static_cast<std::int16_t>(entry);
     }
   }
-  return __ffs(static_cast<int>(lanes)) - 1;
 }
 
-// Costs of the candidates that popping this one would add.
-__device__ void look_ahead(Slot& slot, const Arguments& a, const float* lp, int stride) {
-  slot.sibling = slot.child = infinity();
-  if (high(slot.cost) >= kNone) return;
-  const int depth = static_cast<int>(slot.path >> 20),
-            rank = static_cast<int>(slot.path >> 10 & 1023u);
-  const float* row = lp + depth * stride;
-  if (rank + 1 < a.reachable)
-    slot.sibling = __dsub_rn(__dadd_rn(slot.cost, row[rank]), row[rank + 1]);
-  if (depth + 1 < a.rows) slot.child = __dsub_rn(slot.cost, row[stride]);
-}
-
-// Pops nodes 1, 2, ... and returns their count plus the root.
+// Whether candidate x, the next child of node x, is popped before candidate y, at the same cost.
+// Nodes are numbered as popped: where paths part, the older node has the smaller rank, and a
+// descendant's tuple goes through a smaller rank than its ancestor's candidate has.
 template <bool kUno>
-__device__ int pop(const Arguments& a, const float* lp, int stride, Nodes nodes,
-                   Record (*records)[kMaxFrontierWarps]) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const int threads = a.frontier_warps * 32;
-  Slot slots[kSlotsPerThread];
-#pragma unroll
-  for (Slot& slot : slots) slot = {infinity(), infinity(), infinity(), 0, 0, -1};
-  if (thread == 0 && a.rows > 0 && a.reachable > 0) {
-    slots[0].cost = __dsub_rn(0.0, lp[0]);
-    look_ahead(slots[0], a, lp, stride);
+__device__ bool pops_before(const Paths& p, int slots, int x, int y) {
+  if constexpr (kUno) return p.word[slots + x] < p.word[slots + y];
+  int from_x = 0x7FFF, from_y = 0x7FFF;
+  while (x != y) {  // parents are older
+    int& later = x > y ? x : y;
+    (x > y ? from_x : from_y) = later;
+    later = p.parent(later);
   }
+  return from_x < from_y;
+}
 
+// Pops nodes 1, 2, ... into entries of their numbers and returns their count plus the root. Entry
+// slots + i is node i's candidate, with its youngest child as `next`. One warp.
+template <bool kUno>
+__device__ int pop(const Arguments& a, const float* lp, int stride, Paths p) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const double none = __hiloint2double(0x7FF00000, 0);
+  const auto propose = [&](int node, int depth, double cost) {  // its first child
+    const bool some = depth < a.rows && a.reachable > 0;
+    p.cost[a.slots + node] = some ? __dsub_rn(cost, static_cast<double>(lp[depth * stride])) : none;
+    p.word[a.slots + node] = Paths::pack(depth + 1, 0, node);
+    p.next[a.slots + node] = -1;
+  };
+  const auto sooner = [&](int x, int y) {
+    const double cx = p.cost[a.slots + x], cy = p.cost[a.slots + y];
+    return cx != cy ? cx < cy : pops_before<kUno>(p, a.slots, x, y);
+  };
+  if (lane == 0) propose(0, 0, 0.0);
+  __syncwarp();
   int node = 1;
   for (; node < a.slots; ++node) {
-    Slot best = slots[0];
+    int best = -1;
+    for (int i = lane; i < node; i += 32)
+      if (p.cost[a.slots + i] < none && (best < 0 || sooner(i, best))) best = i;
 #pragma unroll
-    for (int s = 1; s < kSlotsPerThread; ++s) {
-      const auto x = static_cast<std::uint64_t>(__double_as_longlong(slots[s].cost));
-      const auto y = static_cast<std::uint64_t>(__double_as_longlong(best.cost));
-      if (x < y || (x == y && slots[s].tie < best.tie)) best = slots[s];
+    for (int offset = 16; offset > 0; offset /= 2) {
+      const int other = __shfl_xor_sync(kAll, best, offset);
+      if (other >= 0 && other != best && (best < 0 || sooner(other, best))) best = other;
     }
-    int winner = least(high(best.cost), low(best.cost), best.tie);
-    Record top;
-    if (a.frontier_warps == 1) {
-      top.high = __shfl_sync(kAll, high(best.cost), winner);
-      top.tie = __shfl_sync(kAll, best.tie, winner);
-      top.path = __shfl_sync(kAll, best.path, winner);
-      top.child = __shfl_sync(kAll, best.child, winner);
-    } else {
-      // Two sets of records, so that one barrier a pop is enough.
-      Record* set = records[node & 1];
-      if (lane == winner)
-        set[warp] = {high(best.cost), low(best.cost), best.tie, best.path, best.child};
-      barrier(1, threads);
-      const bool in = lane < a.frontier_warps;
-      winner =
-          least(in ? set[lane].high : kAll, in ? set[lane].low : kAll, in ? set[lane].tie : kAll);
-      top = set[winner];
-    }
-    if (top.high >= kNone) break;
-
-    const int parent = static_cast<int>(top.path & 1023u);
-#pragma unroll
-    for (int s = 0; s < kSlotsPerThread; ++s) {
-      Slot& slot = slots[s];
-      const int own = thread + s * threads;
-      if (!kUno) slot.tie += slot.tie >= top.tie ? 1 : 0;
-      if (own == parent) {
-        nodes.cost[node] = slot.cost;
-        nodes.path[node] = slot.path;
-        if (slot.last < 0)
-          nodes.next_token[parent] = static_cast<std::int16_t>(node);
-        else
-          nodes.next_sibling[slot.last] = static_cast<std::int16_t>(node);
-        slot.last = node;
-        slot.cost = slot.sibling;
-        slot.path += kRankOne;
-        if (kUno) slot.tie = slot.path;
+    if (best < 0) break;
+    if (lane == 0) {
+      const int candidate = a.slots + best, last = p.next[candidate];
+      const int depth = p.depth(candidate), rank = p.rank(candidate);
+      const double cost = p.cost[candidate];
+      p.cost[node] = cost;
+      p.word[node] = p.word[candidate];
+      p.first[node] = p.next[node] = -1;
+      (last < 0 ? p.first[best] : p.next[last]) = static_cast<std::int16_t>(node);
+      const float* at = lp + (depth - 1) * stride + rank;
+      p.cost[candidate] = none;
+      if (rank + 1 < a.reachable) {
+        p.cost[candidate] =
+            __dsub_rn(__dadd_rn(cost, static_cast<double>(at[0])), static_cast<double>(at[1]));
+        p.word[candidate] = Paths::pack(depth, rank + 1, best);
       }
-      if (own == node) {
-        slot.cost = top.child;
-        slot.path = (top.path >> 20) + 1 << 20 | static_cast<std::uint32_t>(node);
-        slot.tie = kUno ? slot.path : top.tie;
-      }
-      if (own == parent || own == node) look_ahead(slot, a, lp, stride);
+      p.next[candidate] = static_cast<std::int16_t>(node);
+      propose(node, depth, cost);
     }
+    __syncwarp();
   }
   return node;
 }
@@ -189,113 +348,168 @@ __device__ void clear(std::uint8_t* to, std::int64_t bytes, int thread, int thre
   for (std::int64_t i = tail + thread; i < bytes; i += threads) to[i] = 0;
 }
 
-// Whether this thread saw a bad entry. Repeated ids meet in a hash table per row.
-__device__ bool validate(const Arguments& a, int request, std::uint32_t* table, int thread,
-                         int threads) {
+// What a request's entries are: bad_input, and whether all sums of log-probs up to 64 nats are
+// exact in f64. All threads. Copies the log-probs that can be reached to `staged`, if there is one.
+struct Findings {
+  bool bad, exact;
+};
+
+// i / by for i < 2^17 and by < 2^11, by a product with its inverse.
+struct Divisor {
+  int by;
+  std::uint32_t inverse;
+
+  __device__ explicit Divisor(int n) : by(n), inverse(n <= 1 ? 0 : kAll / n + 1) {}
+  __device__ int divide(int i) const {
+    return inverse == 0 ? i : static_cast<int>(__umulhi(static_cast<std::uint32_t>(i), inverse));
+  }
+};
+
+__device__ std::uint32_t place_of(std::int32_t id, int row, int round) {
+  std::uint32_t x = static_cast<std::uint32_t>(id) * 2654435769u;
+  x += static_cast<std::uint32_t>(row) * 2246822519u +
+       static_cast<std::uint32_t>(round) * 668265263u;
+  x = (x ^ x >> 15) * 2246822519u;
+  return x >> 20;
+}
+
+__device__ Findings validate(const Arguments& a, int request, std::uint32_t* table, float* staged) {
+  const float none = -__int_as_float(0x7F800000);
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const std::int32_t prefix = a.prefix_len[request];
   bool bad = a.root_token[request] < 0 || prefix < 0 || prefix > 0x7FFFFFFF - a.rows;
-  if (a.columns == 0) return bad;
+  bool inexact = false;
   const std::int64_t base = static_cast<std::int64_t>(request) * a.rows * a.columns;
-  const float* lp = a.logprobs + base;
-  const std::int32_t* ids = a.ids + base;
-  const int bits = 33 - __clz(a.columns - 1 | 1);  // a row's table: at least twice its entries
-  const int per_row = 1 << bits, rows = kTable >> bits;
-  for (int first = 0; first < a.rows; first += rows) {
-    const int count = min(rows, a.rows - first);
-    for (int i = thread; i < count * per_row; i += threads) table[i] = kAll;
-    barrier(2, threads);
-    for (int i = thread; i < count * a.columns; i += threads) {
-      const int row = i / a.columns, column = i - row * a.columns;
-      const int at = first * a.columns + i;
-      const float x = lp[at], left = column == 0 ? 0.0f : lp[at - 1];
-      if (!(x <= left)) {
-        bad = true;
-      } else if (x != -__int_as_float(0x7F800000)) {
-        const std::int32_t id = ids[at];
-        bad = bad || id < 0;
-        std::uint32_t* own = table + row * per_row;
-        std::uint32_t place = static_cast<std::uint32_t>(id) * 2654435769u >> (32 - bits);
-        while (id >= 0) {
-          const std::uint32_t found = atomicCAS(own + place, kAll, static_cast<std::uint32_t>(id));
-          if (found == kAll) break;
-          if (found == static_cast<std::uint32_t>(id)) {
-            bad = true;
-            break;
-          }
-          place = (place + 1) & static_cast<std::uint32_t>(per_row - 1);
-        }
+  const int rows = a.columns == 0 ? 0 : kTable / 2 / a.columns;
+  const Divisor columns(a.columns);
+  for (int first = 0; first < a.rows && rows > 0; first += rows) {
+    const int count = min(rows, a.rows - first) * a.columns;
+    const float* lp = a.logprobs + base + first * a.columns;
+    const std::int32_t* ids = a.ids + base + first * a.columns;
+    float value[kEach], left[kEach];
+    std::int32_t id[kEach];
+    int rows_of[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {  // all in flight
+      const int i = thread + j * threads;
+      const bool there = i < count;
+      rows_of[j] = columns.divide(i);
+      value[j] = there ? lp[i] : none;
+      left[j] = there && i != rows_of[j] * a.columns ? lp[i - 1] : 0.0f;
+      id[j] = there ? ids[i] : 0;
+    }
+    unsigned open = 0;  // of this thread's entries: not yet known to be the only one of its id
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int i = thread + j * threads, column = i - rows_of[j] * a.columns;
+      if (i >= count) break;
+      const float x = value[j], grid = x * 0x1p46f;
+      if (staged != nullptr && column < a.reachable)
+        staged[(first + rows_of[j]) * a.reachable + column] = x;
+      inexact = inexact || truncf(grid) != grid;
+      bad = bad || !(x <= left[j]) || (x > none && id[j] < 0);
+      open |= x > none ? 1u << j : 0;
+    }
+    // A round: the first entry of each place of a table is alone there, or finds its equals.
+    for (int round = 0; block_any(open != 0); ++round) {
+      auto* clean = reinterpret_cast<uint4*>(table);
+      for (int i = thread; i < kTable / 4; i += threads) clean[i] = {kAll, kAll, kAll, kAll};
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if ((open >> j & 1) != 0)
+          atomicMin(&table[place_of(id[j], rows_of[j], round)],
+                    static_cast<std::uint32_t>(thread + j * threads));
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        if ((open >> j & 1) == 0) continue;
+        const auto other = static_cast<int>(table[place_of(id[j], rows_of[j], round)]);
+        const bool self = other == thread + j * threads;
+        const bool equal = !self && columns.divide(other) == rows_of[j] && ids[other] == id[j];
+        bad = bad || equal;
+        if (self || equal) open &= ~(1u << j);
       }
     }
-    barrier(2, threads);
   }
-  return bad;
+  return {block_any(bad), !block_any(inexact)};
 }
 
 template <bool kUno>
-__global__ void __launch_bounds__(1024) build(const Arguments a) {
+__global__ void __launch_bounds__(1024, 1) build(const Arguments a) {
   extern __shared__ double dynamic[];
-  __shared__ std::uint32_t table[kTable];
-  __shared__ Record records[2][kMaxFrontierWarps];
-  __shared__ int found, bad;
+  __shared__ Counts counts;
+  __shared__ int shared_count;
   const int request = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  const int threads = static_cast<int>(blockDim.x), popping = a.frontier_warps * 32;
-  Nodes nodes(dynamic, a.slots);
-  auto* staged = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(dynamic) +
-                                          (Nodes::bytes(a.slots) + 7) / 8 * 8);
-  const float* lp = a.logprobs + static_cast<std::int64_t>(request) * a.rows * a.columns;
-  int stride = a.columns;
-  if (a.staged != 0) {
-    for (int i = thread; i < a.rows * a.reachable; i += threads) {
-      const int row = i / a.reachable;
-      staged[i] = lp[row * a.columns + (i - row * a.reachable)];
-    }
-    lp = staged;
-    stride = a.reachable;
-  }
-  for (int i = thread; i < a.slots; i += threads) nodes.next_token[i] = nodes.next_sibling[i] = -1;
-  if (thread == 0) {
-    nodes.cost[0] = 0.0;
-    nodes.path[0] = 0;
-    bad = 0;
-  }
-  __syncthreads();
-
+  const int threads = static_cast<int>(blockDim.x), budget = a.slots - 1;
   const std::int64_t square = static_cast<std::int64_t>(a.slots) * a.slots;
   std::uint8_t* visible = a.visible + request * square;
-  if (thread < popping) {
-    const int count = pop<kUno>(a, lp, stride, nodes, records);
-    if (thread == 0) found = count;
-  } else {
-    clear(visible, square, thread - popping, threads - popping);
-    if (validate(a, request, table, thread - popping, threads - popping)) atomicOr(&bad, 1);
+  auto* staged = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(dynamic) +
+                                          max(Paths::bytes(a.capacity), kTableBytes));
+  const Findings found = validate(a, request, reinterpret_cast<std::uint32_t*>(dynamic),
+                                  a.staged != 0 ? staged : nullptr);
+  clear(visible, square, thread, threads);
+  const Paths paths(dynamic, a.capacity);
+  const float* lp = a.logprobs + static_cast<std::int64_t>(request) * a.rows * a.columns;
+  int stride = a.columns, count = 0;
+  if (!found.bad) {
+    if (a.staged != 0) {
+      lp = staged;
+      stride = a.reachable;
+    }
+    if (thread == 0) {
+      paths.cost[0] = 0.0;
+      paths.word[0] = 0;
+      paths.first[0] = paths.next[0] = -1;
+    }
+    __syncthreads();
+    const double most = found.exact ? bound(a, lp, stride, budget, counts) : -1.0;
+    if (most >= 0) count = list(a, lp, stride, most, paths, shared_count);
+    if (count > budget) {
+      rank_paths<kUno>(a, paths, count);
+      count = a.slots;
+    } else {
+      __syncthreads();
+      if (thread < 32) {
+        if (thread == 0) paths.first[0] = paths.next[0] = -1;
+        __syncwarp();
+        const int popped = pop<kUno>(a, lp, stride, paths);
+        if (thread == 0) shared_count = popped;
+      }
+      __syncthreads();
+      count = shared_count;
+      for (int i = 1 + thread; i < count; i += threads)
+        paths.node[i] = paths.entry[i] = static_cast<std::int16_t>(i);
+    }
+    if (thread == 0) paths.node[0] = paths.entry[0] = 0;
+    __syncthreads();
   }
-  __syncthreads();
 
-  const bool refused = bad != 0;
-  const int count = refused ? 0 : found;
   const std::int64_t base = static_cast<std::int64_t>(request) * a.slots;
   const std::int32_t* ids = a.ids + static_cast<std::int64_t>(request) * a.rows * a.columns;
   const std::int32_t prefix = a.prefix_len[request];
   if (thread == 0) {
     a.n_nodes[request] = count;
-    a.status[request] = refused ? kBadInput : kOk;
+    a.status[request] = found.bad ? kBadInput : kOk;
   }
+  const auto node_of = [&](int entry) { return entry < 0 ? -1 : paths.node[entry]; };
   for (int i = thread; i < a.slots; i += threads) {
     const bool live = i < count;
-    const int depth = live ? nodes.depth(i) : -1;
+    const int entry = live ? paths.entry[i] : 0, depth = live ? paths.depth(entry) : -1;
     std::int32_t token = -1;
-    if (live) token = i == 0 ? a.root_token[request] : ids[(depth - 1) * a.columns + nodes.rank(i)];
+    if (live)
+      token = i == 0 ? a.root_token[request] : ids[(depth - 1) * a.columns + paths.rank(entry)];
     a.tokens[base + i] = token;
     a.depths[base + i] = depth;
-    a.parents[base + i] = live && i > 0 ? nodes.parent(i) : -1;
+    a.parents[base + i] = live && i > 0 ? node_of(paths.parent(entry)) : -1;
     a.positions[base + i] = live ? prefix + depth : 0;
-    a.next_token[base + i] = live ? nodes.next_token[i] : -1;
-    a.next_sibling[base + i] = live ? nodes.next_sibling[i] : -1;
-    a.weights[base + i] = live ? 0.0 - nodes.cost[i] : 0.0;  // +0.0, never -0.0
+    a.next_token[base + i] = live ? node_of(paths.first[entry]) : -1;
+    a.next_sibling[base + i] = live ? node_of(paths.next[entry]) : -1;
+    a.weights[base + i] = live ? 0.0 - paths.cost[entry] : 0.0;  // +0.0, never -0.0
     if (live)
-      for (int j = i;; j = nodes.parent(j)) {
-        visible[static_cast<std::int64_t>(i) * a.slots + j] = 1;
-        if (j == 0) break;
+      for (int e = entry;; e = paths.parent(e)) {
+        visible[static_cast<std::int64_t>(i) * a.slots + paths.node[e]] = 1;
+        if (e == 0) break;
       }
   }
 }
@@ -331,21 +545,18 @@ void run(Call& c, void* stream) {
   a.columns = static_cast<int>(columns);
   a.slots = static_cast<int>(budget) + 1;
   a.reachable = static_cast<int>(std::min(columns, budget));
-  constexpr int kPerWarp = 32 * kSlotsPerThread;
-  a.frontier_warps = std::max(1, (static_cast<int>(budget) + kPerWarp - 1) / kPerWarp);
+  a.capacity = capacity_of(a.slots);
+  // The table of ids lies where the paths will.
+  const std::size_t paths = std::max(Paths::bytes(a.capacity), kTableBytes);
   const std::size_t lp_bytes = static_cast<std::size_t>(a.rows * a.reachable) * sizeof(float);
-  a.staged = lp_bytes <= kMaxStaged ? 1 : 0;
-  const std::size_t smem = (Nodes::bytes(a.slots) + 7) / 8 * 8 + (a.staged != 0 ? lp_bytes : 0);
-  const int side_warps = a.frontier_warps <= 4 ? 8 : 16;
+  a.staged = paths + lp_bytes <= kMaxShared ? 1 : 0;
+  const std::size_t smem = paths + (a.staged != 0 ? lp_bytes : 0);
   const auto kernel = tie_order == "uno" ? &build<true> : &build<false>;
-  if (smem > (30 << 10))  // beside the static arrays, past what a kernel gets unasked
-    KDTR_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   static_cast<int>(smem)));
-  // grid: a block per request; block: a warp per 64 nodes of budget and 8 or 16 that validate;
-  // smem: 17 KiB, 16 bytes a node and up to 48 KiB of log-probs
-  kernel<<<static_cast<unsigned>(requests),
-           static_cast<unsigned>(32 * (a.frontier_warps + side_warps)), smem,
-           cuda_stream(stream)>>>(a);
+  KDTR_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(smem)));
+  const unsigned threads = budget <= 512 ? 512 : 1024;
+  // grid: a block per request; block: 512 or 1024; smem: 16 to 80 KiB of paths and log-probs, 9 KiB
+  kernel<<<static_cast<unsigned>(requests), threads, smem, cuda_stream(stream)>>>(a);
   KDTR_LAUNCHED("tree_build@1");
 }
 

@@ -23,10 +23,10 @@ constexpr Cut kCut{kTileRows, kTileKeys, 132, 16};
 constexpr int kRegions = 5, kRope = 4;
 __device__ constexpr int chunk_count(int region) { return region == kRope ? 1 : 2; }
 
-enum NamedBarrier { kTop0 = 1, kTop1, kWeights0, kWeights1, kEnd, kStream0, kStream1 };
+enum NamedBarrier { kTop0 = 1, kTop1, kWeights0, kWeights1, kStream0, kStream1 };
 
 struct Shared {
-  std::uint64_t full[2][kRegions], empty[2][kRegions], q_full;
+  std::uint64_t full[2][kRegions], empty[2][kRegions], q_full, summed;
   float top[2][kTileRows];  // running maximum after each tile of the pair, log2 units
   float sum[2][kTileRows];
   // Slots of a gathered tile by stream and buffer, -1 = a zero row; row r at r % 4 * 16 + r / 4.
@@ -70,7 +70,7 @@ struct Loader {
   // The key whose table entry this thread looks up: of its TMA box, or of its gathered row.
   __device__ int key_of(int tile) const {
     return tile * kTileKeys +
-           (is_gathered(w, p, tile) ? me : me / 2 % (kTileKeys >> w.page_shift) << w.page_shift);
+           (is_gathered(w, p, tile) ? me : me % 32 % (kTileKeys >> w.page_shift) << w.page_shift);
   }
   __device__ int entry_of(int tile) const {
     const int t = key_of(tile);
@@ -158,19 +158,16 @@ struct Loader {
       }
       return;
     }
-    if (me >= 32) return;
-    const int count = chunk_count(region), box = count == 1 ? me : me / 2;
-    const int slot = slot_from(__shfl_sync(~0u, entry, 2 * box % 32), tile * kTileKeys);
     barrier_wait(empty, parity ^ 1);
+    // A warp loads a chunk, a lane one of its boxes.
+    const int box = me % 32, chunk = 2 * region + me / 32;
     if (me == 0) {
       barrier_arrive(full, kFills - 1);
-      barrier_expect(full, count * kChunkBytes);
+      barrier_expect(full, chunk_count(region) * kChunkBytes);
     }
-    __syncwarp();
-    if (box << w.page_shift < kTileKeys) {
-      const int chunk = 2 * region + (count == 1 ? 0 : me % 2);
+    if (box << w.page_shift < kTileKeys && chunk < kChunks) {
       tma_load(tiles + buffer * kTileBytes + chunk * kChunkBytes + (box << w.page_shift) * 128,
-               pool_map, chunk * 64, slot, full);
+               pool_map, chunk * 64, slot_from(entry, tile * kTileKeys), full);
     }
   }
 
@@ -381,23 +378,29 @@ struct Consumer {
     rescale(o, by);
     pack_weights<T>(s, packed);
     add_values<T>(o, packed, region(0, 0));
-    named_sync<kTop1>(256);
+    if (both) {
+      named_sync<kTop1>(256);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      top[h] = shared.top[1][row() + 8 * h];
-      by[h] = exp2_fast(best[h] - shift_of(top[h]));
-      sum[h] *= by[h];
+      for (int h = 0; h < 2; ++h) {
+        top[h] = shared.top[1][row() + 8 * h];
+        by[h] = exp2_fast(best[h] - shift_of(top[h]));
+        sum[h] *= by[h];
+      }
+      std::uint32_t scaled[16];
+      pack_weights<T>(s, by, scaled);
+      store_weights(scaled, tiles + kRopeOffset);
+    } else {  // a lone last tile: its maximum is the pair's
+      top[0] = best[0];
+      top[1] = best[1];
+      store_weights(packed, tiles + kRopeOffset);
     }
-    std::uint32_t scaled[16];
-    pack_weights<T>(s, by, scaled);
-    store_weights(scaled, tiles + kRopeOffset);
     named_arrive<kWeights0>(256);
     wgmma_wait<0>(o);
     release(0, 0);
     release(0, 1);
-    rescale(o, by);
-    named_sync<kWeights1>(256);
     if (both) {
+      rescale(o, by);
+      named_sync<kWeights1>(256);
       add_values<T>(o, region(1, kRope), region(1, 0));
       // The next scores queue behind them; their first keys were asked for 128 columns ago.
       if (more) {
@@ -432,10 +435,10 @@ struct Consumer {
       by[h] = exp2_fast(top[h] - shift_of(first)) * exp2_fast(first - shift[h]);
       sum[h] *= by[h];
       top[h] = best[h];
-      if (writes_row()) shared.top[1][row() + 8 * h] = best[h];
+      if (both && writes_row()) shared.top[1][row() + 8 * h] = best[h];
     }
-    named_arrive<kTop1>(256);
     if (both) {
+      named_arrive<kTop1>(256);
       weigh(s, factor, shift, sum);
       pack_weights<T>(s, packed);
       store_weights(packed, tiles + kTileBytes + kRopeOffset);
@@ -445,9 +448,9 @@ struct Consumer {
     named_sync<kWeights0>(256);
     if (is_gathered(w, p, w.first_tile + 2 * i)) fence_async_proxy();
     add_values<T>(o, region(0, kRope), region(0, 2));
-    // Only now: the other's products would delay these, which more loads wait for.
-    named_arrive<kWeights1>(256);
     if (both) {
+      // Only now: the other's products would delay these, which more loads wait for.
+      named_arrive<kWeights1>(256);
       wgmma_wait<1>();
       release(1, 2);
       release(1, 3);
@@ -510,8 +513,8 @@ __device__ void write_result(const Attention& a, const Plan& p, const Work& w, i
     sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
     if (lane == 0) shared.sum[side][row + 8 * h] = sum[h];
   }
-  // Of the loading warps too, which must not have left: synccheck takes that for a divergence.
-  named_sync<kEnd>(kThreads);
+  barrier_arrive(&shared.summed);
+  barrier_wait(&shared.summed, 0);
   cudaTriggerProgrammaticLaunchCompletion();
   const std::int64_t request_row = static_cast<std::int64_t>(w.request) * a.nodes * a.heads;
   const std::int64_t part = part_row(a, p, kCut, w.request, block, split);
@@ -596,6 +599,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
     barrier_init(&shared.q_full, 1);
+    barrier_init(&shared.summed, 256);
     barrier_init_done();
     barrier_expect(&shared.q_full, kTileBytes);
     for (int c = 0; c < kChunks; ++c) {
@@ -635,7 +639,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     fewer_registers<56>();
     const int me = static_cast<int>(threadIdx.x) % 128;
     Loader{a, p, w, shared, tiles, pool_map, me / 64, me % 64}.run();
-    named_sync<kEnd>(kThreads);
   }
 #endif
 }
