@@ -275,6 +275,8 @@ def test_a_program_that_hangs_ends_with_the_command(
         ("kv_commit", "refused_length_grows", "refused_page_16"),
         ("merge_state", "empty_side_read", "one_empty"),
         ("merge_state", "nan_lse_accepted", "refused_requests"),
+        ("moe_route", "nan_ignored", "nan_row"),
+        ("rope", "negative_accepted", "refused"),
         ("topk_logprobs", "empty_row_lse_zero", "minus_inf"),
         ("topk_logprobs", "logprob_unnormalised", "random_f32"),
         ("topk_logprobs", "minus_inf_is_candidate", "minus_inf"),

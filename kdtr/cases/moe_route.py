@@ -93,7 +93,14 @@ def _wrong(how: Convention, inputs: Arrays, attrs: Attrs, profile: str) -> dict[
     return {name: out[name] for name in ("ids", "weights", "status")}
 
 
+def _nan_ignored(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    """The status alone: a refused token has no budget that another result could be within."""
+    return {"status": np.zeros(len(inputs["logits"]), np.int32)}
+
+
 WRONG: Mapping[str, Reference] = {
+    "nan_ignored": _nan_ignored,
+} | {
     name: partial(_wrong, how)
     for name, how in {
         "group_mask_zero": Convention(mask=0.0),
@@ -250,6 +257,7 @@ def cases() -> Iterator[Case]:
         family="extreme",
         seed=42,
         kills=("nan_ignored",),
+        wrong=("nan_ignored",),
     )
     for name, value in (("nan", NAN), ("plus_inf", INF)):
         yield _case(

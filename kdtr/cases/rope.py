@@ -88,6 +88,12 @@ def _scale_twice(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]
     return _with({"scale": float(attrs["scale"]) ** 2}, inputs, attrs, profile)
 
 
+def _negative_accepted(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    """The status alone: a refused row has no budget that another result could be within."""
+    accepted = {**inputs, "positions": np.maximum(inputs["positions"], 0)}
+    return {"status": reference(accepted, attrs, profile)["status"]}
+
+
 WRONG: Mapping[str, Reference] = {
     "half_pairs": _half_pairs,
     "other_store": _other_store,
@@ -95,6 +101,7 @@ WRONG: Mapping[str, Reference] = {
     "no_scale": partial(_with, {"scale": 1.0}),
     "scale_twice": _scale_twice,
     "start_ignored": partial(_with, {"start": 0}),
+    "negative_accepted": _negative_accepted,
 }
 
 
@@ -190,6 +197,7 @@ def cases() -> Iterator[Case]:
         family="extreme",
         seed=6,
         kills=("negative_accepted",),
+        wrong=("negative_accepted",),
     )
     yield _case(
         "bf16",
