@@ -146,10 +146,10 @@ void overlapping_sets_hold_an_id_once() {
     return compare("ids", w, bytes(got)).where;
   };
   using At = std::vector<std::int64_t>;
-  CHECK(where({0, 0, -1, 0, 0, -1}) == At{});
+  CHECK(where({0, 0, -1, 0, 0, -1}).empty());
   w.distinct = true;
   CHECK(where({0, 0, -1, 0, 0, -1}) == (At{1, 4}));
-  CHECK(where({0, 1, -1, 0, 1, -1}) == At{});  // in another row it is another choice
+  CHECK(where({0, 1, -1, 0, 1, -1}).empty());  // in another row it is another choice
   CHECK(where({1, 1, -1, 2, 0, -1}) == At{1});
   CHECK(where({3, 3, -1, 2, 0, -1}) == (At{0, 1}));
 }
