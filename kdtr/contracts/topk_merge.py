@@ -73,7 +73,7 @@ CONTRACT = Contract(
         "pads": "an id below 0 is a pad and its value is never read; missing candidates are id "
         "-1, log-prob -inf",
         "empty": "a shard with lse -inf adds nothing; a row of such: lse -inf, all pads, status ok",
-        "one_shard": "ids, logprobs, lse and status are the shard's own, bit for bit",
+        "one_shard": "ids, logprobs and status are the shard's own, lse its nearest f32",
         "bad_input": "a shard's status other than 0, or a NaN or +inf lse, in any shard of a "
         "request: its ids -1, logprobs and lse -inf",
     },
