@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -477,8 +478,142 @@ def step(both: Both, R: int, L: int, V: int, K: int, budget: int) -> Work:
     )
 
 
+@lru_cache(maxsize=1)
+def expert_weights(E: int, D: int, I: int, J: int, stored: str, group: int) -> Tensors:
+    """Random experts, int4 with one scale a group or bf16, and a bf16 shared expert of size J."""
+    found: Tensors = {}
+    for name, rows, cols in (("gate", I, D), ("up", I, D), ("down", D, I)):
+        size = 1.0 / cols**0.5
+        if stored == "dense":
+            found[name] = torch.empty(E, rows, cols, dtype=torch.bfloat16, device="cuda")
+            found[name].normal_(0, size, generator=_generator())
+        else:
+            found[f"{name}_packed"] = torch.randint(
+                -(2**31), 2**31, (E, rows, cols // 8), dtype=torch.int32, device="cuda",
+                generator=_generator(),
+            )  # fmt: skip
+            scale = torch.rand(E, rows, cols // group, device="cuda", generator=_generator())
+            found[f"{name}_scale"] = ((scale + 0.5) * size / 4).bfloat16()
+        shape = (rows, J) if name == "down" else (J, cols)
+        found[f"shared_{name}"] = torch.empty(*shape, dtype=torch.bfloat16, device="cuda")
+        found[f"shared_{name}"].normal_(0, 1.0 / shape[1] ** 0.5, generator=_generator())
+    return found
+
+
+def dequantised(w: Tensors, name: str, e: int, stored: str, group: int) -> torch.Tensor:
+    """Matrix `name` of expert e as bf16, or as f64 where its weights are not rounded."""
+    if stored == "dense":
+        return w[name][e]
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device="cuda")
+    codes = ((w[f"{name}_packed"][e][..., None] >> shifts) & 15) - 8
+    scale = w[f"{name}_scale"][e].repeat_interleave(group, -1)
+    if stored == "w4_exact":
+        return codes.flatten(1).double() * scale.double()
+    return codes.flatten(1).bfloat16() * scale
+
+
+def expert_budget(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One row through one expert in f64, and the contract's hard bound of bf16_f32acc."""
+    unit, (gate, up, down) = 2.0**-24, (w.double() for w in (gate, up, down))
+    g, u = gate @ x, up @ x
+    e_g, e_u = (unit * x.numel() * (w.abs() @ x.abs()) for w in (gate, up))
+    s = torch.sigmoid(g)
+    h = g * s * u
+    own = h.abs() * ((2 * g.abs() + 4) * (1 - s) + 5) * unit
+    e_h = own + (s * (1 + g * (1 - s)) * u).abs() * e_g + (g * s).abs() * e_u
+    for edge in (h - e_h, h + e_h):
+        e_h = torch.maximum(e_h, (edge.bfloat16().double() - h).abs())
+    return down @ h, unit * h.numel() * (down.abs() @ h.abs()) + down.abs() @ e_h
+
+
+def moe(
+    both: Both, T: int, E: int, K: int, D: int, I: int, J: int, stored: str, group: int
+) -> Work:  # fmt: skip
+    weights = expert_weights(E, D, I, J, stored, group)
+    x = torch.randn(T, D, device="cuda", generator=_generator()).bfloat16()
+    order = torch.rand(T, E, device="cuda", generator=_generator()).argsort(dim=1)
+    ids = order[:, :K].to(torch.int32).contiguous()
+    factors = torch.rand(T, K, device="cuda", generator=_generator()) + 0.05
+    out = {"out": torch.empty_like(x), "status": i32(T)}
+    run = both.prepare(
+        "moe_experts", out, "bf16_f32acc", x=x, ids=ids, weights=factors, format=stored,
+        group=group, **weights,
+    )  # fmt: skip
+    host = ids.cpu().tolist()
+    names = ("gate", "up", "down")
+
+    def matrices(e: int) -> list[torch.Tensor]:
+        return [dequantised(weights, n, e, stored, group) for n in names]
+
+    shared = [weights[f"shared_{n}"] for n in names]
+
+    def check() -> str:
+        """The first and the last token against the formula in f64, every element in its bound."""
+        out["out"].fill_(float("nan"))
+        run()
+        for t in sorted({0, T - 1}):
+            terms = [(float(factors[t, k]), *expert_budget(x[t].double(), *matrices(e)))
+                     for k, e in enumerate(host[t])]  # fmt: skip
+            terms.append((1.0, *expert_budget(x[t].double(), *shared)))
+            want = sum((f * y for f, y, _ in terms), torch.zeros(D, device="cuda").double())
+            own = sum(f * (b + (K + 2) * 2.0**-24 * y.abs()) for f, y, b in terms)
+            worst = float(((out["out"][t].double() - want).abs() / (own + want.abs() / 256)).max())
+            if not worst <= 1:
+                return f"out of token {t}: {worst:.3g} budgets off"
+        return "" if not out["status"].any() else "a token's status is not 0"
+
+    def by_expert() -> torch.Tensor:
+        """cuBLAS in bf16, one expert after another; which tokens it has is known beforehand."""
+        total = torch.nn.functional.silu(x @ shared[0].T) * (x @ shared[1].T) @ shared[2].T
+        for e, (rows, factor) in tokens.items():
+            g, u, d = (w.bfloat16() for w in matrices(e))
+            mine = x[rows]
+            y = (torch.nn.functional.silu(mine @ g.T) * (mine @ u.T)) @ d.T
+            total.index_add_(0, rows, y * factor)
+        return total
+
+    tokens: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for e in sorted({e for row in host for e in row}):
+        t, k = (ids == e).nonzero(as_tuple=True)
+        tokens[e] = t, factors[t, k][:, None].bfloat16()
+    per_expert = sum(w[0].numel() * w.element_size() for n, w in weights.items()
+                     if not n.startswith("shared"))  # fmt: skip
+    size = len(tokens) * per_expert + sum(w.numel() * w.element_size() for w in shared)
+    work = Work(
+        f"moe_experts {stored} group {group} T {T} E {E}: {len(tokens)} experts named",
+        run,
+        check,
+        bytes=float(size),
+        flops=6.0 * T * D * (K * I + J),
+    )
+    if stored == "dense" or (stored == "w4_bf16" and T <= 8):
+        what = "cuBLAS bf16" if stored == "dense" else "dequantise + cuBLAS bf16"
+        work.peers[f"torch {what}, expert by expert, in a graph"] = captured(by_expert)
+    return work
+
+
+def captured(run: Callable[[], Any]) -> Callable[[], Any]:
+    """The call as one replay of a graph: launches from Python do not count. Captured when used."""
+
+    @cache
+    def graph() -> torch.cuda.CUDAGraph:
+        side, found = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            run()
+        side.synchronize()
+        with torch.cuda.graph(found, stream=side):
+            run()
+        return found
+
+    return lambda: graph().replay()
+
+
 BUILDERS: dict[str, Callable[..., Work]] = {
     "topk": topk, "tree": tree, "accept": accept, "merge": merge, "attn": attn, "step": step,
+    "moe": moe,
 }  # fmt: skip
 
 

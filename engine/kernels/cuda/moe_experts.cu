@@ -1,71 +1,114 @@
-// moe_experts@1 on cuda: a warp a hidden element of each chosen expert, then a warp an output; f32
-// rows; f32, bf16 or int4 weights.
+// moe_experts@1 on cuda: slots are grouped by expert on the device; each expert's weights are read
+// once for up to 32 of its tokens; each slot's result is kept, so that a token's are added in
+// order. Tensor cores for bf16 and int4 weights (tiles.cuh), plain loops for f32 and for odd sizes.
 // x [T, D], ids, weights [T, K], expert and shared weights -> out [T, D], status [T].
+#include <algorithm>
+
 #include "detail/matrix.cuh"
+#include "detail/tiles.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
 namespace {
 
-template <class W>
-struct Dense {
-  const W* w;
-  // One lane's part of row . x, row of n elements.
-  __device__ float lane_dot(const float* x, std::int64_t row, std::int64_t n, int lane) const {
-    return cuda::lane_dot(x, w + row * n, n, lane);
-  }
+constexpr int kPlanThreads = 1024;
+constexpr int kCrowd = tiles::kTokens;  // tokens of an expert that a block takes
+constexpr std::int64_t kSlice = 512;    // tokens of one round of launches: bounds the workspace
+constexpr int kPlain = 8;               // tokens that a plain loop takes at a time
+
+// Some tokens of one expert: slots[first], ..., count of them; of its first group, all its tokens.
+struct Group {
+  std::int32_t expert, first, count, all;
 };
 
-// int4 codes with one scale a group; a lane takes a word of eight at a time.
-struct Packed {
-  const std::uint32_t* words;
-  const __nv_bfloat16* scales;
-  std::int64_t group;
-  bool rounded;
-  __device__ float lane_dot(const float* x, std::int64_t row, std::int64_t n, int lane) const {
-    const std::uint32_t* w = words + row * (n / 8);
-    const __nv_bfloat16* s = scales + row * (n / group);
-    float sum = 0;
-    for (std::int64_t i = lane; i < n / 8; i += kWarp) {
-      const std::uint32_t word = w[i];
-      const float scale = widen(s[i * 8 / group]);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float value = static_cast<float>(static_cast<int>((word >> (4 * j)) & 15u) - 8) * scale;
-        if (rounded) value = widen(__float2bfloat16_rn(value));
-        sum += x[i * 8 + j] * value;
-      }
-    }
-    return sum;
-  }
+// One slice of tokens. Slot t (K + 1) + k is token t's k-th expert, k = K the shared one.
+template <class X>
+struct Work {
+  const X* x;
+  const std::int32_t* ids;
+  const float* weights;
+  const X* residual;
+  std::int32_t* status;
+  X* out;
+  X* hidden;     // [T (K + 1), widest]
+  float* parts;  // [T (K + 1), D]: what each slot adds
+  Group* groups;
+  std::int32_t* slots;
+  std::int32_t* counts;  // [E]
+  std::int32_t* n_groups;
+  std::int64_t rows, d, k, experts, widest, most_groups;
+  bool routed, shared;  // whether there is anything of either
 };
 
 template <class M>
 struct Mlp {
   M gate, up, down;
-  std::int64_t n;  // hidden elements of one expert
+  std::int64_t n = 0;  // hidden elements of one expert
 };
 
-struct Tokens {
-  const float* x;
-  const std::int32_t* ids;
-  const float* weights;
-  const float* residual;
-  std::int32_t* status;
-  float* out;
-  float* hidden;  // [T, K + 1, widest]; slot K is the shared expert's
-  std::int64_t rows, d, k, experts, widest;
-};
-
-// grid: tokens; block: kRowThreads.
-__global__ void check_tokens(Tokens c) {
-  const std::int64_t t = blockIdx.x;
-  bool ok = true;
-  for (std::int64_t i = threadIdx.x; i < c.d; i += kRowThreads) {
-    ok = ok && isfinite(c.x[t * c.d + i]);
-    if (c.residual != nullptr) ok = ok && isfinite(c.residual[t * c.d + i]);
+// Slots by expert, in order of slots: counts, groups, then each expert's slots by one warp.
+template <class X>
+__device__ void plan(const Work<X>& c) {
+  __shared__ unsigned long long totals[kPlanThreads / kWarp];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+  const auto ids = static_cast<int>(c.rows * c.k);
+  const auto experts = static_cast<int>(c.experts);
+  const auto valid = [&](int i) { return c.ids[i] >= 0 && c.ids[i] < experts; };
+  for (int e = thread; e < experts; e += kPlanThreads) c.counts[e] = 0;
+  __syncthreads();
+  for (int i = thread; i < ids; i += kPlanThreads)
+    if (valid(i)) atomicAdd(c.counts + c.ids[i], 1);
+  __syncthreads();
+  unsigned long long before = 0;  // slots << 32 | groups of the experts before
+  for (int base = 0; base < experts; base += kPlanThreads) {
+    const int e = base + thread, count = e < experts ? c.counts[e] : 0;
+    const unsigned long long mine = static_cast<unsigned long long>(count) << 32 |
+                                    static_cast<unsigned>((count + kCrowd - 1) / kCrowd);
+    unsigned long long sum = mine;
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const unsigned long long lower = __shfl_up_sync(~0u, sum, offset);
+      if (lane >= offset) sum += lower;
+    }
+    if (lane == kWarp - 1) totals[warp] = sum;
+    __syncthreads();
+    unsigned long long start = before + sum - mine;
+    for (int i = 0; i < kPlanThreads / kWarp; ++i) {
+      if (i < warp) start += totals[i];
+      before += totals[i];
+    }
+    __syncthreads();
+    auto slot = static_cast<int>(start >> 32), group = static_cast<int>(start & 0xFFFFFFFFu);
+    for (int first = 0; first < count; first += kCrowd, ++group)
+      c.groups[group] = {e, slot + first, min(kCrowd, count - first), first == 0 ? count : 0};
   }
-  for (std::int64_t i = threadIdx.x; i < c.k; i += kRowThreads) {
+  const auto n_groups = static_cast<int>(before & 0xFFFFFFFFu);
+  if (thread == 0) *c.n_groups = n_groups;
+  __syncthreads();
+  for (int i = warp; i < n_groups; i += kPlanThreads / kWarp) {
+    const Group group = c.groups[i];
+    if (group.all == 0) continue;
+    int at = group.first;
+    for (int base = 0; base < ids; base += kWarp) {
+      const int j = base + lane;
+      const bool mine = j < ids && c.ids[j] == group.expert;
+      const unsigned all = __ballot_sync(~0u, mine);
+      if (mine) c.slots[at + __popc(all & ((1u << lane) - 1))] = j + j / static_cast<int>(c.k);
+      at += __popc(all);
+    }
+  }
+}
+
+// grid: tokens, and one block that plans; block: kPlanThreads.
+template <class X>
+__global__ void __launch_bounds__(kPlanThreads) check_and_plan(Work<X> c) {
+  const std::int64_t t = blockIdx.x;
+  if (t == c.rows) return plan(c);
+  bool ok = true;
+  for (std::int64_t i = threadIdx.x; i < c.d; i += kPlanThreads) {
+    ok = ok && isfinite(widen(c.x[t * c.d + i]));
+    if (c.residual != nullptr) ok = ok && isfinite(widen(c.residual[t * c.d + i]));
+  }
+  for (std::int64_t i = threadIdx.x; i < c.k; i += kPlanThreads) {
     const std::int32_t id = c.ids[t * c.k + i];
     ok = ok && isfinite(c.weights[t * c.k + i]) && id >= -1 && id < c.experts;
   }
@@ -73,164 +116,435 @@ __global__ void check_tokens(Tokens c) {
   if (threadIdx.x == 0) c.status[t] = all != 0 ? kOk : kBadInput;
 }
 
-// hidden[t, slot] = silu(gate x) * (up x). grid: (T, n / 8, slots); block: 8 warps.
-template <class M>
-__global__ void __launch_bounds__(8 * kWarp) first_half(Tokens c, Mlp<M> m, bool shared) {
-  const std::int64_t i = std::int64_t{blockIdx.y} * 8 + threadIdx.x / kWarp, t = blockIdx.x;
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  if (i >= m.n || c.status[t] != kOk) return;
-  const std::int64_t slot = shared ? c.k : blockIdx.z;
-  const std::int64_t e = shared ? 0 : c.ids[t * c.k + slot];
-  if (e < 0) return;
-  const float* x = c.x + t * c.d;
-  const float gate = warp_sum(m.gate.lane_dot(x, e * m.n + i, c.d, lane));
-  const float up = warp_sum(m.up.lane_dot(x, e * m.n + i, c.d, lane));
-  if (lane == 0) c.hidden[(t * (c.k + 1) + slot) * c.widest + i] = silu(gate) * up;
+// The group of block row y: the shared expert's first, then the plan's; false past the last.
+template <class X>
+__device__ bool find_group(const Work<X>& c, unsigned y, unsigned shared_groups, Group& group) {
+  if (y < shared_groups) {
+    const auto first = static_cast<int>(y) * kCrowd;
+    group = {0, first, min(kCrowd, static_cast<int>(c.rows) - first), 0};
+    return true;
+  }
+  if (static_cast<int>(y - shared_groups) >= *c.n_groups) return false;
+  group = c.groups[y - shared_groups];
+  return true;
+}
+template <class X>
+__device__ int slot_of(const Work<X>& c, const Group& group, int i, bool shared) {
+  if (i >= group.count) return 0;
+  const auto k = static_cast<int>(c.k);
+  return shared ? (group.first + i) * (k + 1) + k : c.slots[group.first + i];
 }
 
-// out[t, i] = sum over slots of weight * down[i] hidden, then shared, then residual.
-// grid: (T, D / 8); block: 8 warps.
-template <class M, class S>
-__global__ void __launch_bounds__(8 * kWarp)
-    second_half(Tokens c, Mlp<M> m, Mlp<S> shared, bool has_shared) {
-  const std::int64_t i = std::int64_t{blockIdx.y} * 8 + threadIdx.x / kWarp, t = blockIdx.x;
+// One tile of one group. First half: hidden = silu(gate x) * (up x), 16 rows of either; second:
+// parts = down hidden, 32 rows.
+template <bool kFirst, int kCount, class X, class M>
+__device__ void tile_of(const Work<X>& c, const Mlp<M>& m, const Group& group, bool is_shared,
+                        const tiles::Shared& shared) {
+  const int slot = slot_of(c, group, static_cast<int>(threadIdx.x), is_shared);
+  const std::int64_t row = std::int64_t{blockIdx.x} * tiles::kRows * (kFirst ? 1 : 2);
+  const auto left = static_cast<int>(min((kFirst ? m.n : c.d) - row, std::int64_t{32}));
+  if constexpr (kFirst) {
+    const std::int64_t first = group.expert * m.n + row;
+    const int rows = min(left, tiles::kRows);
+    const tiles::Crowd crowd{group.count, slot / (static_cast<int>(c.k) + 1), slot, c.d};
+    tiles::multiply<kCount>(
+        tiles::Pair<M>{{m.gate, m.up}, {first, first}, {rows, rows}, static_cast<int>(c.d)}, c.x,
+        crowd, shared, [&](int r, int column, float gate, float up) {
+          if (r >= rows) return;
+          c.hidden[shared.slots[column] * c.widest + row + r] = narrow<X>(silu(gate) * up);
+        });
+  } else {
+    const std::int64_t first = group.expert * c.d + row;
+    const bool two = left > tiles::kRows;
+    tiles::multiply<kCount>(tiles::Pair<M>{{m.down, m.down},
+                                           {first, two ? first + tiles::kRows : first},
+                                           {min(left, tiles::kRows), two ? left - tiles::kRows : 1},
+                                           static_cast<int>(m.n)},
+                            c.hidden, tiles::Crowd{group.count, slot, slot, c.widest}, shared,
+                            [&](int r, int column, float low, float high) {
+                              float* to = c.parts + shared.slots[column] * c.d + row;
+                              if (r < left) to[r] = low;
+                              if (r + tiles::kRows < left) to[r + tiles::kRows] = high;
+                            });
+  }
+}
+template <bool kFirst, class X, class M>
+__device__ void tile_of(const Work<X>& c, const Mlp<M>& m, const Group& group, bool is_shared) {
+  extern __shared__ uint4 ring[];
+  __shared__ int rows[kCrowd], slots[kCrowd];
+  if (std::int64_t{blockIdx.x} * tiles::kRows * (kFirst ? 1 : 2) >= (kFirst ? m.n : c.d)) return;
+  const tiles::Shared shared{reinterpret_cast<std::byte*>(ring), rows, slots};
+  if (group.count <= 8) {
+    tile_of<kFirst, 1>(c, m, group, is_shared, shared);
+  } else {
+    tile_of<kFirst, kCrowd / 8>(c, m, group, is_shared, shared);
+  }
+}
+// grid: (tiles, groups), the shared expert's groups first, where it has some here.
+template <bool kFirst, class X, class M>
+__global__ void __launch_bounds__(tiles::kThreads, 4)
+    half(Work<X> c, Mlp<M> routed, Mlp<tiles::Dense> shared, unsigned shared_groups) {
+  Group group;
+  if (!find_group(c, blockIdx.y, shared_groups, group)) return;
+  if (blockIdx.y < shared_groups) {
+    tile_of<kFirst>(c, shared, group, true);
+  } else {
+    tile_of<kFirst>(c, routed, group, false);
+  }
+}
+
+// The same with plain loops, a warp a row (of gate and up, or of down); W is f32 or bf16, any size.
+template <class W>
+struct Plain {
+  const W* w;
+};
+template <class T>
+__device__ float4 four(const T* at, bool aligned) {
+  return aligned ? load4(at) : float4{widen(at[0]), widen(at[1]), widen(at[2]), widen(at[3])};
+}
+// sums[m][t] = row[m] . x[t], of `count` rows of x at at[t] * stride; every lane gets them.
+template <int kMatrices, class X, class W>
+__device__ void plain_dots(const W* const (&row)[kMatrices], const X* x, const int* at, int count,
+                           std::int64_t n, std::int64_t stride, float (&sums)[kMatrices][kPlain]) {
+  constexpr int kAhead = 4;  // loads of a row in flight
   const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const bool aligned = n % 4 == 0;
+#pragma unroll
+  for (int m = 0; m < kMatrices; ++m)
+#pragma unroll
+    for (int t = 0; t < kPlain; ++t) sums[m][t] = 0;
+  for (std::int64_t base = lane * 4; base < n; base += kAhead * 4 * kWarp) {
+    float4 w[kMatrices][kAhead];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      const std::int64_t i = base + u * 4 * kWarp;
+#pragma unroll
+      for (int m = 0; m < kMatrices; ++m)
+        if (i + 4 <= n) w[m][u] = four(row[m] + i, aligned);
+    }
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      const std::int64_t i = base + u * 4 * kWarp;
+      if (i >= n) break;
+#pragma unroll
+      for (int t = 0; t < kPlain; ++t) {
+        if (t >= count) break;
+        const X* from = x + at[t] * stride;
+        if (i + 4 <= n) {
+          const float4 a = four(from + i, aligned);
+#pragma unroll
+          for (int m = 0; m < kMatrices; ++m) {
+            sums[m][t] += a.x * w[m][u].x;
+            sums[m][t] += a.y * w[m][u].y;
+            sums[m][t] += a.z * w[m][u].z;
+            sums[m][t] += a.w * w[m][u].w;
+          }
+        } else {
+          for (std::int64_t j = i; j < n; ++j)
+#pragma unroll
+            for (int m = 0; m < kMatrices; ++m) sums[m][t] += widen(from[j]) * widen(row[m][j]);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kMatrices; ++m)
+#pragma unroll
+    for (int t = 0; t < kPlain; ++t) sums[m][t] = warp_sum(sums[m][t]);
+}
+// grid: (rows / 8, groups); block: 8 warps. Of the shared expert where it has groups here.
+template <bool kFirst, class X, class W>
+__global__ void __launch_bounds__(8 * kWarp)
+    plain_half(Work<X> c, Mlp<Plain<W>> m, unsigned shared_groups) {
+  __shared__ int rows[kCrowd], slots[kCrowd];
+  Group group;
+  if (!find_group(c, blockIdx.y, shared_groups, group)) return;
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < group.count) {
+    slots[thread] = slot_of(c, group, thread, shared_groups > 0);
+    rows[thread] = kFirst ? slots[thread] / (static_cast<int>(c.k) + 1) : slots[thread];
+  }
+  __syncthreads();
+  const std::int64_t n = kFirst ? m.n : c.d, i = std::int64_t{blockIdx.x} * 8 + thread / kWarp;
+  if (i >= n) return;
+  const std::int64_t row = group.expert * n + i, k = kFirst ? c.d : m.n;
+  for (int first = 0; first < group.count; first += kPlain) {
+    const int count = min(kPlain, group.count - first);
+    float sums[kFirst ? 2 : 1][kPlain];
+    if constexpr (kFirst) {
+      const W* const matrices[2] = {m.gate.w + row * k, m.up.w + row * k};
+      plain_dots(matrices, c.x, rows + first, count, k, c.d, sums);
+    } else {
+      const W* const matrices[1] = {m.down.w + row * k};
+      plain_dots(matrices, c.hidden, rows + first, count, k, c.widest, sums);
+    }
+    if (thread % kWarp != 0) continue;
+#pragma unroll
+    for (int t = 0; t < kPlain; ++t) {
+      if (t >= count) break;
+      const std::int64_t slot = slots[first + t];
+      if constexpr (kFirst) {
+        c.hidden[slot * c.widest + i] = narrow<X>(silu(sums[0][t]) * sums[1][t]);
+      } else {
+        c.parts[slot * c.d + i] = sums[0][t];
+      }
+    }
+  }
+}
+
+// out[t] = sum over k ascending of weight * part, then the shared part, then the residual.
+// grid: (D / kRowThreads, T); block: kRowThreads.
+template <class X>
+__global__ void __launch_bounds__(kRowThreads) combine(Work<X> c) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kRowThreads + threadIdx.x, t = blockIdx.y;
   if (i >= c.d) return;
   float y = 0;
   if (c.status[t] == kOk) {
-    const float* hidden = c.hidden + t * (c.k + 1) * c.widest;
-    for (std::int64_t slot = 0; slot < c.k; ++slot) {
-      const std::int64_t e = c.ids[t * c.k + slot];
-      if (e < 0) continue;
-      y += c.weights[t * c.k + slot] *
-           warp_sum(m.down.lane_dot(hidden + slot * c.widest, e * c.d + i, m.n, lane));
+    const float* part = c.parts + t * (c.k + 1) * c.d + i;
+    for (std::int64_t k = 0; c.routed && k < c.k; ++k)
+      if (c.ids[t * c.k + k] >= 0) y += c.weights[t * c.k + k] * part[k * c.d];
+    if (c.shared) y += part[c.k * c.d];
+    if (c.residual != nullptr) y += widen(c.residual[t * c.d + i]);
+  }
+  c.out[t * c.d + i] = narrow<X>(y);
+}
+
+template <class X, class M>
+void launch_tiles(const Work<X>& c, const Mlp<M>& routed, const Mlp<tiles::Dense>& shared,
+                  unsigned shared_groups, bool first, cudaStream_t s) {
+  const std::int64_t groups = shared_groups + (c.routed ? c.most_groups : 0);
+  const std::int64_t hidden = std::max(c.routed ? routed.n : 0, shared_groups > 0 ? shared.n : 0);
+  if (groups == 0) return;
+  const auto start = [&](auto* kernel, unsigned width) {
+    KDTR_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   tiles::kRingBytes));
+    kernel<<<dim3(width, static_cast<unsigned>(groups)), tiles::kThreads, tiles::kRingBytes, s>>>(
+        c, routed, shared, shared_groups);
+    KDTR_LAUNCHED("half");
+  };
+  if (first) {
+    start(half<true, X, M>, blocks(hidden, tiles::kRows));
+  } else {
+    start(half<false, X, M>, blocks(c.d, 2 * tiles::kRows));
+  }
+}
+template <class X, class W>
+void launch_plain(const Work<X>& c, const Mlp<Plain<W>>& m, unsigned shared_groups, bool first,
+                  cudaStream_t s) {
+  const auto groups =
+      shared_groups > 0 ? shared_groups : static_cast<unsigned>(c.routed ? c.most_groups : 0);
+  if (groups == 0) return;
+  if (first) {
+    plain_half<true><<<dim3(blocks(m.n, 8), groups), 8 * kWarp, 0, s>>>(c, m, shared_groups);
+  } else {
+    plain_half<false><<<dim3(blocks(c.d, 8), groups), 8 * kWarp, 0, s>>>(c, m, shared_groups);
+  }
+  KDTR_LAUNCHED("plain_half");
+}
+template <class X, class M, class S>
+void launch_half(const Work<X>& c, const Mlp<M>& routed, const Mlp<S>& shared, bool first,
+                 cudaStream_t s) {
+  const unsigned groups = c.shared ? blocks(c.rows, kCrowd) : 0;
+  if constexpr (std::is_same_v<S, tiles::Dense>) {
+    launch_tiles(c, routed, shared, groups, first, s);
+  } else {
+    if constexpr (requires { M::kPacked; }) {
+      launch_tiles(c, routed, Mlp<tiles::Dense>{}, 0, first, s);
+    } else {
+      launch_plain(c, routed, 0, first, s);
     }
-    if (has_shared) y += warp_sum(shared.down.lane_dot(hidden + c.k * c.widest, i, shared.n, lane));
-    if (c.residual != nullptr) y += c.residual[t * c.d + i];
-  }
-  if (lane == 0) c.out[t * c.d + i] = y;
-}
-
-template <class M, class S>
-void launch(const Tokens& c, const Mlp<M>& m, const Mlp<S>& shared, bool has_shared,
-            cudaStream_t s) {
-  const auto rows = static_cast<unsigned>(c.rows);
-  if (rows == 0) return;
-  check_tokens<<<rows, kRowThreads, 0, s>>>(c);
-  KDTR_LAUNCHED("check_tokens");
-  if (m.n > 0 && c.k > 0) {
-    const dim3 grid(rows, blocks(m.n, 8), static_cast<unsigned>(c.k));
-    first_half<<<grid, 8 * kWarp, 0, s>>>(c, m, false);
-    KDTR_LAUNCHED("first_half");
-  }
-  if (has_shared && shared.n > 0) {
-    first_half<<<dim3(rows, blocks(shared.n, 8)), 8 * kWarp, 0, s>>>(c, shared, true);
-    KDTR_LAUNCHED("first_half shared");
-  }
-  if (c.d > 0) {
-    second_half<<<dim3(rows, blocks(c.d, 8)), 8 * kWarp, 0, s>>>(c, m, shared, has_shared);
-    KDTR_LAUNCHED("second_half");
+    if (groups > 0) launch_plain(c, shared, groups, first, s);
   }
 }
 
-std::int64_t widest(Call& call) {
-  const bool dense = call.attr_str("format") == "dense";
-  call.any(dense ? "gate" : "gate_packed", KDTR_IN, "E I *");
-  std::int64_t n = call.dim("I");
-  if (call.has("shared_gate", KDTR_IN)) {
-    call.any("shared_gate", KDTR_IN, "J *");
-    n = std::max(n, call.dim("J"));
-  }
-  return n;
+// Sizes of one slice and the places of its arrays in the workspace; from null, only sizes.
+template <class X>
+std::size_t place(Work<X>& c, void* workspace) {
+  std::size_t at = 0;
+  const auto take = [&]<class T>(T*& array, std::int64_t count) {
+    array = workspace == nullptr ? nullptr
+                                 : reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + at);
+    at += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+  };
+  const std::int64_t ids = c.rows * c.k, slots = ids + c.rows;
+  c.most_groups = std::min(c.experts, ids) + ids / kCrowd;
+  take(c.groups, c.most_groups);
+  take(c.slots, ids);
+  take(c.counts, c.experts);
+  take(c.n_groups, 1);
+  take(c.hidden, slots * c.widest);
+  take(c.parts, slots * c.d);
+  return at;
 }
 
-std::size_t workspace(Call& call) {
+// Axes of the call; data pointers may be null.
+template <class X>
+Work<X> sizes(Call& call) {
+  call.any("x", KDTR_IN, "T D");
   call.any("ids", KDTR_IN, "T K");
-  return static_cast<std::size_t>(call.dim("T") * (call.dim("K") + 1) * widest(call)) *
-         sizeof(float);
+  call.any(call.attr_str("format") == "dense" ? "gate" : "gate_packed", KDTR_IN, "E I *");
+  std::int64_t shared = 0;
+  if (call.has("shared_gate", KDTR_IN)) {
+    call.any("shared_gate", KDTR_IN, "J D");
+    shared = call.dim("J");
+  }
+  Work<X> c{};
+  c.rows = std::min(call.dim("T"), kSlice);
+  c.d = call.dim("D");
+  c.k = call.dim("K");
+  c.experts = call.dim("E");
+  c.widest = (std::max(call.dim("I"), shared) + 7) / 8 * 8;
+  c.routed = call.dim("I") > 0 && c.k > 0 && c.experts > 0;
+  c.shared = shared > 0;
+  return c;
 }
 
-void run(Call& call, void* stream) {
-  const auto x = call.in<float>("x", "T D");
-  const auto ids = call.in<std::int32_t>("ids", "T K");
-  const auto weights = call.in<float>("weights", "T K");
-  const auto out = call.out<float>("out", "T D");
-  const auto status = call.out<std::int32_t>("status", "T");
-  const std::string_view format = call.attr_str("format");
-  const std::int64_t group = call.attr_int("group"), d = call.dim("D");
-  const bool dense = format == "dense", has_shared = call.has("shared_gate", KDTR_IN);
-  KDTR_CHECK(dense || format == "w4_exact" || format == "w4_bf16", call.where("format"),
-             "attribute", "dense, w4_exact or w4_bf16", format);
-  Tokens c{x.data,
-           ids.data,
-           weights.data,
-           call.has("residual", KDTR_IN) ? call.in<float>("residual", "T D").data : nullptr,
-           status.data,
-           out.data,
-           static_cast<float*>(call.workspace()),
-           call.dim("T"),
-           d,
-           call.dim("K"),
-           0,
-           widest(call)};
-  const cudaStream_t s = cuda_stream(stream);
-  const auto three = [&]<class W>(W, const char* gate, const char* up, const char* down,
-                                  const char* axes_in, const char* axes_out, const char* n) {
-    const DLTensor& g = call.any(gate, KDTR_IN, axes_in);
-    const DLTensor& u = call.any(up, KDTR_IN, axes_in);
-    const DLTensor& w = call.any(down, KDTR_IN, axes_out);
-    require_dtype(call, up, u, g.dtype);
-    require_dtype(call, down, w, g.dtype);
-    return Mlp<Dense<W>>{{static_cast<const W*>(bytes(g))},
-                         {static_cast<const W*>(bytes(u))},
-                         {static_cast<const W*>(bytes(w))},
-                         call.dim(n)};
-  };
-  const auto with_shared = [&](const auto& routed) {
-    if (!has_shared) return launch(c, routed, Mlp<Dense<float>>{}, false, s);
-    with_weight(call, "shared_gate", call.any("shared_gate", KDTR_IN, "J D").dtype,
-                [&]<class S>(S zero) {
-                  launch(c, routed,
-                         three(zero, "shared_gate", "shared_up", "shared_down", "J D", "D J", "J"),
-                         true, s);
-                });
-  };
-  if (dense) {
-    KDTR_CHECK(group == 0, call.where("group"), "attribute", "0 when dense", group);
-    with_weight(call, "gate", call.any("gate", KDTR_IN, "E I D").dtype, [&]<class W>(W zero) {
-      const auto routed = three(zero, "gate", "up", "down", "E I D", "E D I", "I");
-      c.experts = call.dim("E");
-      with_shared(routed);
-    });
-    return;
+template <class X, class M, class S>
+void launch(Work<X> c, const Mlp<M>& routed, const Mlp<S>& shared, std::int64_t tokens,
+            cudaStream_t s) {
+  for (std::int64_t left = tokens; left > 0; left -= kSlice) {
+    c.rows = std::min(left, kSlice);
+    c.most_groups = std::min(c.experts, c.rows * c.k) + c.rows * c.k / kCrowd;
+    check_and_plan<<<static_cast<unsigned>(c.rows) + 1, kPlanThreads, 0, s>>>(c);
+    KDTR_LAUNCHED("check_and_plan");
+    if (c.d > 0) {
+      launch_half(c, routed, shared, true, s);
+      launch_half(c, routed, shared, false, s);
+      combine<<<dim3(blocks(c.d, kRowThreads), static_cast<unsigned>(c.rows)), kRowThreads, 0, s>>>(
+          c);
+      KDTR_LAUNCHED("combine");
+    }
+    c.x += c.rows * c.d;
+    c.ids += c.rows * c.k;
+    c.weights += c.rows * c.k;
+    if (c.residual != nullptr) c.residual += c.rows * c.d;
+    c.status += c.rows;
+    c.out += c.rows * c.d;
   }
+}
+
+void require_aligned(const Call& call, const char* name, const DLTensor& tensor) {
+  KDTR_CHECK(reinterpret_cast<std::uintptr_t>(bytes(tensor)) % 16 == 0, call.where(name), "address",
+             "a multiple of 16", bytes(tensor));
+}
+
+template <class M>
+M matrix(const DLTensor& w) {
+  M m{};
+  m.w = static_cast<decltype(m.w)>(bytes(w));
+  return m;
+}
+
+template <class X, class W>  // rows and float weights
+void run_rows(Call& call, cudaStream_t s) {
+  Work<X> c = sizes<X>(call);
+  place(c, call.workspace());
+  const std::string_view format = call.attr_str("format");
+  const std::int64_t group = call.attr_int("group"), d = c.d, n = call.dim("I");
+  const auto storage = dtype_of<std::conditional_t<std::is_same_v<X, float>, float, bf16>>;
+  const auto rows = [&](const char* name, int role) {
+    const DLTensor& tensor = call.any(name, role, "T D");
+    require_dtype(call, name, tensor, storage);
+    require_aligned(call, name, tensor);
+    return static_cast<X*>(bytes(tensor));
+  };
+  c.x = rows("x", KDTR_IN);
+  c.ids = call.in<std::int32_t>("ids", "T K").data;
+  c.weights = call.in<float>("weights", "T K").data;
+  if (call.has("residual", KDTR_IN)) c.residual = rows("residual", KDTR_IN);
+  c.out = rows("out", KDTR_OUT);
+  c.status = call.out<std::int32_t>("status", "T").data;
+  const auto weight = [&](const char* name, DLDataType dtype, const char* axes) -> const DLTensor& {
+    const DLTensor& tensor = call.any(name, KDTR_IN, axes);
+    require_dtype(call, name, tensor, dtype);
+    require_aligned(call, name, tensor);
+    return tensor;
+  };
+  const auto three = [&]<class M>(M, const char* gate, const char* up, const char* down,
+                                  const char* axes_in, const char* axes_out, std::int64_t hidden) {
+    const auto dtype = dtype_of<std::conditional_t<std::is_same_v<W, float>, float, bf16>>;
+    return Mlp<M>{matrix<M>(weight(gate, dtype, axes_in)), matrix<M>(weight(up, dtype, axes_in)),
+                  matrix<M>(weight(down, dtype, axes_out)), hidden};
+  };
+  const bool has_shared = call.has("shared_gate", KDTR_IN);
+  const std::int64_t tokens = call.dim("T"), j = has_shared ? call.dim("J") : 0;
+  // Tensor cores take bf16 rows of whole 16 bytes.
+  const bool even = std::is_same_v<W, __nv_bfloat16> && d % 8 == 0 && j % 8 == 0;
+  const auto with_shared = [&](auto kind, const auto& routed) {
+    using S = decltype(kind);
+    launch(c, routed,
+           has_shared ? three(kind, "shared_gate", "shared_up", "shared_down", "J D", "D J", j)
+                      : Mlp<S>{},
+           tokens, s);
+  };
+  if (format == "dense") {
+    KDTR_CHECK(group == 0, call.where("group"), "attribute", "0 when dense", group);
+    const auto both = [&](auto kind) {
+      with_shared(kind, three(kind, "gate", "up", "down", "E I D", "E D I", n));
+    };
+    if constexpr (std::is_same_v<W, __nv_bfloat16>)
+      if (even && n % 8 == 0) return both(tiles::Dense{});
+    return both(Plain<W>{});
+  }
+  KDTR_CHECK(format == "w4_exact" || format == "w4_bf16", call.where("format"), "attribute",
+             "dense, w4_exact or w4_bf16", format);
   KDTR_CHECK(group == 32 || group == 64 || group == 128, call.where("group"), "attribute",
              "32, 64 or 128", group);
   KDTR_CHECK(d % group == 0, call.where("x"), "axis D", "a multiple of the group", d);
+  KDTR_CHECK(n % group == 0, call.where("gate_packed"), "axis I", "a multiple of the group", n);
   call.bind("D/8", d / 8);
   call.bind("D/G", d / group);
-  const std::int64_t n = call.dim("I");
-  KDTR_CHECK(n % group == 0, call.where("gate_packed"), "axis I", "a multiple of the group", n);
   call.bind("I/8", n / 8);
   call.bind("I/G", n / group);
-  const auto packed = [&](const char* words, const char* scales, const char* word_axes,
-                          const char* scale_axes) {
-    return Packed{
-        reinterpret_cast<const std::uint32_t*>(call.in<std::int32_t>(words, word_axes).data),
-        reinterpret_cast<const __nv_bfloat16*>(call.in<bf16>(scales, scale_axes).data), group,
-        format == "w4_bf16"};
+  const auto packed = [&]<class M>(M) {
+    const auto one = [&](const char* words, const char* scales, const char* word_axes,
+                         const char* scale_axes) {
+      M m = matrix<M>(weight(words, dtype_of<std::int32_t>, word_axes));
+      m.scales =
+          static_cast<const __nv_bfloat16*>(bytes(weight(scales, dtype_of<bf16>, scale_axes)));
+      m.group_log2 = group == 32 ? 5 : group == 64 ? 6 : 7;
+      return m;
+    };
+    const Mlp<M> routed{one("gate_packed", "gate_scale", "E I D/8", "E I D/G"),
+                        one("up_packed", "up_scale", "E I D/8", "E I D/G"),
+                        one("down_packed", "down_scale", "E D I/8", "E D I/G"), n};
+    if constexpr (std::is_same_v<W, __nv_bfloat16>)
+      if (even) return with_shared(tiles::Dense{}, routed);
+    return with_shared(Plain<W>{}, routed);
   };
-  const Mlp<Packed> routed{packed("gate_packed", "gate_scale", "E I D/8", "E I D/G"),
-                           packed("up_packed", "up_scale", "E I D/8", "E I D/G"),
-                           packed("down_packed", "down_scale", "E D I/8", "E D I/G"), n};
-  c.experts = call.dim("E");
-  with_shared(routed);
+  if (format == "w4_exact") return packed(tiles::Packed<false>{});
+  return packed(tiles::Packed<true>{});
 }
 
-const char* unsupported(Call& call) {
-  return is<float>(call.any("x", KDTR_IN, "* *").dtype) ? nullptr : "bf16 rows";
+// The one float dtype of the weights: the dense experts', else the shared one's.
+bool bf16_weights(Call& call) {
+  const bool dense = call.attr_str("format") == "dense";
+  if (!dense && !call.has("shared_gate", KDTR_IN)) return true;
+  const char* name = dense ? "gate" : "shared_gate";
+  const DLDataType dtype = call.any(name, KDTR_IN, dense ? "E I D" : "J D").dtype;
+  KDTR_CHECK(is<float>(dtype) || is<bf16>(dtype), call.where(name), "dtype", "f32 or bf16",
+             dtype_name(dtype));
+  return is<bf16>(dtype);
+}
+
+std::size_t workspace(Call& call) {
+  if (is<float>(call.any("x", KDTR_IN, "T D").dtype)) {
+    Work<float> c = sizes<float>(call);
+    return place(c, nullptr);
+  }
+  Work<__nv_bfloat16> c = sizes<__nv_bfloat16>(call);
+  return place(c, nullptr);
+}
+
+void run(Call& call, void* stream) {
+  const cudaStream_t s = cuda_stream(stream);
+  const DLDataType dtype = call.any("x", KDTR_IN, "T D").dtype;
+  if (is<bf16>(dtype)) return run_rows<__nv_bfloat16, __nv_bfloat16>(call, s);
+  KDTR_CHECK(is<float>(dtype), call.where("x"), "dtype", "f32 or bf16", dtype_name(dtype));
+  if (bf16_weights(call)) return run_rows<float, __nv_bfloat16>(call, s);
+  return run_rows<float, float>(call, s);
 }
 
 }  // namespace
-KDTR_KERNEL({"moe_experts@1", run, workspace, unsupported});
+KDTR_KERNEL({"moe_experts@1", run, workspace});
 }  // namespace kdtr::cuda
