@@ -4,6 +4,8 @@
 // depends on its row's length alone, so a token's bits are the same in any batch.
 #pragma once
 
+#include <algorithm>
+
 #include "floats.cuh"
 
 namespace kdtr::cuda::tiles {
@@ -60,11 +62,16 @@ __device__ inline void mma(float (&c)[4], std::uint32_t a0, std::uint32_t a1, st
 template <class X>
 constexpr int kPieces = sizeof(X) == 4 ? 3 : 1;
 
-// Eight activations as four pairs, in neighbours' order or, as int4 words give them, (j, j + 4).
+// Eight neighbouring activations of a row, as they are stored.
+template <class X>
+struct Eight {
+  uint4 v[sizeof(X) / 2];
+};
+
+// The eight as four pairs, in neighbours' order or, as int4 words give them, (j, j + 4).
 template <bool kApart>
-__device__ void load_pairs(const __nv_bfloat16* x, bool real, std::uint32_t (&b)[1][4]) {
-  uint4 v{0, 0, 0, 0};
-  if (real) v = __ldg(reinterpret_cast<const uint4*>(x));
+__device__ void pairs(const Eight<__nv_bfloat16>& e, std::uint32_t (&b)[1][4]) {
+  const uint4& v = e.v[0];
   if constexpr (kApart) {
     b[0][0] = __byte_perm(v.x, v.z, 0x5410);
     b[0][1] = __byte_perm(v.x, v.z, 0x7632);
@@ -78,13 +85,9 @@ __device__ void load_pairs(const __nv_bfloat16* x, bool real, std::uint32_t (&b)
   }
 }
 template <bool kApart>
-__device__ void load_pairs(const float* x, bool real, std::uint32_t (&b)[3][4]) {
-  uint4 v[2] = {};
-  if (real) {
-    v[0] = __ldg(reinterpret_cast<const uint4*>(x));
-    v[1] = __ldg(reinterpret_cast<const uint4*>(x) + 1);
-  }
-  const std::uint32_t bits[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w};
+__device__ void pairs(const Eight<float>& e, std::uint32_t (&b)[3][4]) {
+  const std::uint32_t bits[8] = {e.v[0].x, e.v[0].y, e.v[0].z, e.v[0].w,
+                                 e.v[1].x, e.v[1].y, e.v[1].z, e.v[1].w};
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     std::uint32_t low = bits[kApart ? j : 2 * j], high = bits[kApart ? j + 4 : 2 * j + 1];
@@ -97,9 +100,35 @@ __device__ void load_pairs(const float* x, bool real, std::uint32_t (&b)[3][4]) 
   }
 }
 
+// A lane's activations: its row of each tile of 8. They are loaded a batch of steps (of 32 columns)
+// at a time, so that one wait serves all.
+template <int kCount, class X>
+struct Rows {
+  const X* row[kCount];  // where there is none any other: its column of the product is not used
+  int last;              // the last eight of a row: what lies past it has weights of 0
+};
+template <int kSteps, int kCount, class X>
+constexpr int kBatch = std::min(kSteps, std::max(1, 8 / kCount / static_cast<int>(sizeof(X) / 2)));
+template <int kSteps, int kCount, class X>
+__device__ void load_batch(const Rows<kCount, X>& rows, int column,
+                           Eight<X> (&batch)[kSteps][kCount]) {
+#pragma unroll
+  for (int c = 0; c < kSteps; ++c) {
+    const int at = min(column + 32 * c, rows.last);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j)
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(sizeof(X) / 2); ++i)
+        batch[c][j].v[i] = __ldg(reinterpret_cast<const uint4*>(rows.row[j] + at) + i);
+  }
+}
+
 // Codes j and j + 4 of a word, less 8, as a bf16 pair: 0x4300 | code is 128 + code.
 __device__ inline std::uint32_t code_pair(std::uint32_t word, int j) {
-  const std::uint32_t biased = ((word >> (4 * j)) & 0x000F000Fu) | 0x43004300u;
+  std::uint32_t biased;  // (word >> 4 j) & 0x000F000F | 0x43004300 in one instruction
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
+      : "=r"(biased)
+      : "r"(word >> (4 * j)), "r"(0x000F000Fu), "r"(0x43004300u));
   const std::uint32_t bias = 0x43084308u;  // 136, twice
   const __nv_bfloat162 pair = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&biased),
                                       *reinterpret_cast<const __nv_bfloat162*>(&bias));
@@ -156,20 +185,20 @@ __device__ void fetch(const Pair<M>& w, int segment, std::byte* stage, int lane)
   }
 }
 
-// Of a row of scales, the eight of a segment: one for each 32 columns.
+// Of a row of scales, the eight of a segment: one for each 32 columns, 0 past the end of the row.
 __device__ inline uint4 load_scales(const __nv_bfloat16* row, int n, int log2, int segment) {
   constexpr int kColumns = Packed<true>::kColumns;
   const int column = segment * kColumns;
   if (column >= n) return {0, 0, 0, 0};
   if (n % kColumns == 0) {
     row += column >> log2;
-    if (log2 == 5) return __ldg(reinterpret_cast<const uint4*>(row));
+    if (log2 == 5) return __ldcg(reinterpret_cast<const uint4*>(row));
     if (log2 == 6) {
-      const uint2 v = __ldg(reinterpret_cast<const uint2*>(row));
+      const uint2 v = __ldcg(reinterpret_cast<const uint2*>(row));
       return {__byte_perm(v.x, 0, 0x1010), __byte_perm(v.x, 0, 0x3232), __byte_perm(v.y, 0, 0x1010),
               __byte_perm(v.y, 0, 0x3232)};
     }
-    const std::uint32_t v = __ldg(reinterpret_cast<const std::uint32_t*>(row));
+    const std::uint32_t v = __ldcg(reinterpret_cast<const std::uint32_t*>(row));
     const std::uint32_t low = __byte_perm(v, 0, 0x1010), high = __byte_perm(v, 0, 0x3232);
     return {low, low, high, high};
   }
@@ -177,91 +206,78 @@ __device__ inline uint4 load_scales(const __nv_bfloat16* row, int n, int log2, i
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const auto at = [&](int i) -> std::uint32_t {
-      return __bfloat16_as_ushort(row[min(column + 32 * i, n - 1) >> log2]);
+      const int c = column + 32 * i;
+      return c < n ? __bfloat16_as_ushort(row[c >> log2]) : 0;
     };
     v[j] = at(2 * j) | at(2 * j + 1) << 16;
   }
   return {v[0], v[1], v[2], v[3]};
 }
 
-// sum += the segment's weights times kCount x 8 activation rows.
+// sum += 32 columns of weights, step c of a segment, times kCount x 8 activation rows. scales: of
+// rows lane / 4 + 8 i, two steps' side by side.
 template <int kCount, class X>
-__device__ void consume(const Pair<Dense>& w, int segment, const std::byte* stage, const uint4&,
-                        const X* x, const Shared& at, const Crowd& crowd, int lane,
-                        float (&sum)[2][kCount][4]) {
+__device__ void step(Dense, int c, const std::byte* stage, const std::uint32_t (&)[4],
+                     const Eight<X> (&x)[kCount], int count, int lane, float (&sum)[2][kCount][4]) {
   const int g = lane / 4, t = lane % 4;
+  uint4 a[4];  // of rows g + 8 i
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const int k = segment * Dense::kColumns + c * 32 + t * 8;
-    uint4 a[4];
+  for (int i = 0; i < 4; ++i)
+    a[i] =
+        *reinterpret_cast<const uint4*>(stage + (g + 8 * i) * kSegment + piece(g, c * 4 + t) * 16);
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      a[i] = *reinterpret_cast<const uint4*>(stage + (g + 8 * i) * kSegment +
-                                             piece(g, c * 4 + t) * 16);
+  for (int j = 0; j < kCount; ++j) {
+    if (j > 0 && j * 8 >= count) break;
+    std::uint32_t b[kPieces<X>][4];
+    pairs<false>(x[j], b);
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      if (j > 0 && j * 8 >= crowd.count) break;
-      const bool real = k < w.n && j * 8 + g < crowd.count;
-      std::uint32_t b[kPieces<X>][4];
-      load_pairs<false>(x + (real ? at.rows[j * 8 + g] * crowd.stride + k : 0), real, b);
+    for (int p = 0; p < kPieces<X>; ++p) {
 #pragma unroll
-      for (int p = 0; p < kPieces<X>; ++p) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          mma(sum[i][j], a[2 * i].x, a[2 * i + 1].x, a[2 * i].y, a[2 * i + 1].y, b[p][0], b[p][1]);
-          mma(sum[i][j], a[2 * i].z, a[2 * i + 1].z, a[2 * i].w, a[2 * i + 1].w, b[p][2], b[p][3]);
-        }
+      for (int i = 0; i < 2; ++i) {
+        mma(sum[i][j], a[2 * i].x, a[2 * i + 1].x, a[2 * i].y, a[2 * i + 1].y, b[p][0], b[p][1]);
+        mma(sum[i][j], a[2 * i].z, a[2 * i + 1].z, a[2 * i].w, a[2 * i + 1].w, b[p][2], b[p][3]);
       }
     }
   }
 }
 template <int kCount, class X, bool kRounded>
-__device__ void consume(const Pair<Packed<kRounded>>& w, int segment, const std::byte* stage,
-                        const uint4& scales, const X* x, const Shared& at, const Crowd& crowd,
-                        int lane, float (&sum)[2][kCount][4]) {
+__device__ void step(Packed<kRounded>, int c, const std::byte* stage,
+                     const std::uint32_t (&scales)[4], const Eight<X> (&x)[kCount], int count,
+                     int lane, float (&sum)[2][kCount][4]) {
   const int g = lane / 4, t = lane % 4;
-  const std::uint32_t mine[4] = {scales.x, scales.y, scales.z, scales.w};
-  std::uint32_t two[4] = {};  // of rows g + 8 i: the scales of this step and the next
+  std::uint32_t a[4][4];  // of rows g + 8 i
+  float scale[4];
 #pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    const int k = segment * Packed<kRounded>::kColumns + c * 32 + t * 8;
-    std::uint32_t a[4][4];
-    float scale[4];
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(
+        stage + (g + 8 * i) * kSegment + piece(g, c) * 16 + t * 4);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (c % 2 == 0) two[i] = __shfl_sync(~0u, mine[c / 2], g + 8 * i);
-      const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(
-          stage + (g + 8 * i) * kSegment + piece(g, c) * 16 + t * 4);
+    for (int j = 0; j < 4; ++j) a[i][j] = code_pair(word, j);
+    if constexpr (kRounded) {
+      const std::uint32_t both = __byte_perm(scales[i], 0, c % 2 == 0 ? 0x1010 : 0x3232);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) a[i][j] = code_pair(word, j);
-      if constexpr (kRounded) {
-        const std::uint32_t both = __byte_perm(two[i], 0, c % 2 == 0 ? 0x1010 : 0x3232);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) a[i][j] = times(a[i][j], both);
-      } else {
-        scale[i] = __uint_as_float(c % 2 == 0 ? two[i] << 16 : two[i] & 0xFFFF0000u);
-      }
+      for (int j = 0; j < 4; ++j) a[i][j] = times(a[i][j], both);
+    } else {
+      scale[i] = __uint_as_float(c % 2 == 0 ? scales[i] << 16 : scales[i] & 0xFFFF0000u);
     }
+  }
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      if (j > 0 && j * 8 >= crowd.count) break;
-      const bool real = k < w.n && j * 8 + g < crowd.count;
-      std::uint32_t b[kPieces<X>][4];
-      load_pairs<true>(x + (real ? at.rows[j * 8 + g] * crowd.stride + k : 0), real, b);
+  for (int j = 0; j < kCount; ++j) {
+    if (j > 0 && j * 8 >= count) break;
+    std::uint32_t b[kPieces<X>][4];
+    pairs<true>(x[j], b);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        // One group's codes are summed exactly scaled: the scale is applied to their sum.
-        float part[4] = {};
-        float (&to)[4] = kRounded ? sum[i][j] : part;
+    for (int i = 0; i < 2; ++i) {
+      float part[4] = {};  // not rounded: one group's codes are summed, then scaled
+      float (&to)[4] = kRounded ? sum[i][j] : part;
 #pragma unroll
-        for (int p = 0; p < kPieces<X>; ++p) {
-          mma(to, a[2 * i][0], a[2 * i + 1][0], a[2 * i][1], a[2 * i + 1][1], b[p][0], b[p][1]);
-          mma(to, a[2 * i][2], a[2 * i + 1][2], a[2 * i][3], a[2 * i + 1][3], b[p][2], b[p][3]);
-        }
-        if constexpr (!kRounded) {
+      for (int p = 0; p < kPieces<X>; ++p) {
+        mma(to, a[2 * i][0], a[2 * i + 1][0], a[2 * i][1], a[2 * i + 1][1], b[p][0], b[p][1]);
+        mma(to, a[2 * i][2], a[2 * i + 1][2], a[2 * i][3], a[2 * i + 1][3], b[p][2], b[p][3]);
+      }
+      if constexpr (!kRounded) {
 #pragma unroll
-          for (int v = 0; v < 4; ++v) sum[i][j][v] += scale[2 * i + v / 2] * part[v];
-        }
+        for (int v = 0; v < 4; ++v) sum[i][j][v] += scale[2 * i + v / 2] * part[v];
       }
     }
   }
@@ -297,6 +313,11 @@ __device__ void multiply(const Pair<M>& w, const X* x, const Crowd& crowd, const
     shared.slots[threadIdx.x] = crowd.slot;
   }
   __syncthreads();
+  Rows<kCount, X> rows{{}, w.n - 8};
+#pragma unroll
+  for (int j = 0; j < kCount; ++j)
+    rows.row[j] = x + shared.rows[min(j * 8 + lane / 4, crowd.count - 1)] * crowd.stride;
+  constexpr int kSteps = M::kColumns / 32, kAtOnce = kBatch<kSteps, kCount, X>;
   float sum[2][kCount][4] = {};
   int stage = 0;
   for (int segment = warp; segment < segments; segment += kWarps) {
@@ -308,15 +329,28 @@ __device__ void multiply(const Pair<M>& w, const X* x, const Crowd& crowd, const
       scales = next;
       next = load_scales(row_scales, w.n, w.m[0].group_log2, segment + kWarps);
     }
+    Eight<X> batch[kAtOnce][kCount];
+    load_batch(rows, segment * M::kColumns + lane % 4 * 8, batch);
     wait_for_all_but<kStages - 1>();
     __syncwarp();
-    consume<kCount>(w, segment, ring + stage * kStageBytes, scales, x, shared, crowd, lane, sum);
+    const std::uint32_t mine[4] = {scales.x, scales.y, scales.z, scales.w};
+    std::uint32_t two[4] = {};
+#pragma unroll
+    for (int c = 0; c < kSteps; ++c) {
+      if (c > 0 && c % kAtOnce == 0)
+        load_batch(rows, segment * M::kColumns + lane % 4 * 8 + c * 32, batch);
+      if constexpr (M::kPacked)
+        if (c % 2 == 0)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) two[i] = __shfl_sync(~0u, mine[c / 2], lane / 4 + 8 * i);
+      step(M{}, c, ring + stage * kStageBytes, two, batch[c % kAtOnce], crowd.count, lane, sum);
+    }
     __syncwarp();
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
   wait_for_all_but<0>();
-  __syncthreads();  // the ring is free: it takes each warp's sums, [warp][tile][tokens /
-                    // 8][lane][4]
+  // The ring is free: it takes each warp's sums, [warp][tile][tokens / 8][lane][4].
+  __syncthreads();
   auto* parts = reinterpret_cast<float4*>(shared.ring);
 #pragma unroll
   for (int i = 0; i < 2; ++i)
