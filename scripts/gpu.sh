@@ -31,28 +31,46 @@ PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 } >"$record/machine.txt"
 cat "$record/machine.txt"
 
-case " $steps " in *" certify "*)
-  python3 -m kdtr generate --check --jobs "$jobs"
+# Certification and the four tools share the GPU: nothing is timed here.
+certify() {
   python3 -m kdtr generate --tier full --jobs "$jobs" --out build/goldens >"$record/generate.log" 2>&1
   "$conform" certify --engine cuda --lock goldens/LOCK --out "$record" build/goldens \
-    >"$record/certify.txt" 2>&1 && echo "certified" || { echo "NOT certified"; failed=1; }
-  grep -A 6 -E '^(FAIL|CRASH|TIMEOUT)' "$record/certify.txt" | head -60 || true
-  tail -30 "$record/certify.txt"
-esac
+    >"$record/certify.txt" 2>&1
+}
+# Replayed in a graph over other contents, and each request alone. cuBLAS keeps no row's bits.
+alone() {
+  KDTR_CUBLAS=off "$conform" run --engine cuda --graph --invariant goldens >"$record/alone.txt" 2>&1
+}
+tokens() { python3 scripts/decode_recorded.py cuda >"$record/tokens.txt" 2>&1; }
+sanitize() {
+  compute-sanitizer --tool "$1" --error-exitcode 99 \
+    "$conform" run --engine cuda --no-isolate goldens >"$record/$1.txt" 2>&1
+}
+report() {
+  if wait "$2"; then echo "$1: clean"; else
+    failed=1
+    echo "$1: FAILED"
+    grep -m 20 -A 4 -E '^(FAIL|CRASH|TIMEOUT)|^========= [A-Z]' "$record/$1.txt" || true
+  fi
+  tail -2 "$record/$1.txt"
+}
 
-case " $steps " in *" sanitize "*)
-  for tool in memcheck racecheck initcheck synccheck; do
-    if compute-sanitizer --tool "$tool" --error-exitcode 99 \
-      "$conform" run --engine cuda --no-isolate goldens >"$record/$tool.txt" 2>&1; then
-      echo "$tool: clean"
-    else
-      echo "$tool: FAILED"
-      grep -m 20 -E '=========|FAIL|CRASH' "$record/$tool.txt" || tail -20 "$record/$tool.txt"
-      failed=1
-    fi
-    tail -3 "$record/$tool.txt"
+declare -A running
+case " $steps " in *" certify "*)
+  for check in certify alone tokens; do
+    $check &
+    running[$check]=$!
   done
 esac
+case " $steps " in *" sanitize "*)
+  for tool in memcheck racecheck initcheck synccheck; do
+    sanitize "$tool" &
+    running[$tool]=$!
+  done
+esac
+for check in certify alone tokens memcheck racecheck initcheck synccheck; do
+  [ -z "${running[$check]:-}" ] || report "$check" "${running[$check]}"
+done
 
 case " $steps " in *" bench "*)
   python3 benchmarks/bench.py --out "$record/bench.json" ${KDTR_BENCH:-} 2>&1 | tee "$record/bench.txt" ||
