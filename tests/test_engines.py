@@ -343,6 +343,12 @@ def test_a_wrong_call_is_one_line(arguments: dict[str, object], said: str) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_an_empty_array_has_any_strides() -> None:
+    empty = np.zeros((1, 2, 6), np.float32)[:, :, :0]  # torch's too: 1 where C order has 0
+    assert empty.strides == (48, 24, 4)
+    assert ops.Engine("cpu").call("argmax", logits=empty)["ids"].tolist() == [[-1, -1]]
+
+
 def test_read_only_outputs_are_refused() -> None:
     frozen = np.empty((1, 1), np.int32)
     frozen.flags.writeable = False

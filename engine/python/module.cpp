@@ -65,8 +65,10 @@ class Borrowed {
       kdtr::fail(name, "__dlpack__", "a capsule named dltensor", "another");
     }
     data_ = static_cast<std::byte*>(tensor_.data) + tensor_.byte_offset;
+    std::int64_t elements = 1;
+    for (int i = 0; i < tensor_.ndim; ++i) elements *= tensor_.shape[i];
     std::int64_t stride = 1;
-    for (int i = tensor_.ndim - 1; i >= 0; --i) {
+    for (int i = tensor_.ndim - 1; i >= 0 && elements != 0; --i) {  // strides of nothing are free
       if (tensor_.strides != nullptr && tensor_.shape[i] > 1 && tensor_.strides[i] != stride)
         kdtr::fail(
             name, "memory layout", "C order, contiguous",
