@@ -1,12 +1,14 @@
 """Time the CUDA kernels against their peers, in one run, after certifying the same call.
 
-    python benchmarks/bench.py [GROUP...] [--out FILE] [--repeat 20] [--no-peers]
+    python benchmarks/bench.py [GROUP...] [--only TEXT] [--out FILE] [--repeat 20] [--no-peers]
 
 Groups and shapes are benchmarks/shapes.json. Each call is first checked (exact ops against the
 CPU engine on the same inputs, attention against the reference on sampled rows); a wrong kernel is
-never timed. Times are medians over `repeat` runs by CUDA events, with the L2 cache flushed before
-each; `graph` replays the captured call. A peer is timed in the same process, the same way. The
-floor is bytes or arithmetic over rates that this run measured: a device copy and a matrix product.
+never timed. Times are medians over `repeat` runs by CUDA events (fewer, and at least 5, of a call
+that takes more than 10 ms), with the L2 cache flushed before each; `graph` replays the captured
+call. A peer is checked and timed in the same process, the same way; where its check fails, the
+record says so beside its time. The floor is bytes or arithmetic over rates that this run measured:
+a device copy and a matrix product.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any
 import numpy as np
 import peers
 import torch
+from peers import Peer
 
 from kdtr import __version__, numerics
 from kdtr.ops import Engine
@@ -34,6 +37,7 @@ from kdtr.reference.verify_attn import reference
 HERE = Path(__file__).resolve().parent
 Tensors = dict[str, torch.Tensor]
 MARGINALS_SEED = 7
+SLOW = 0.01  # seconds; slower calls are run 5 times
 
 
 @dataclass
@@ -45,8 +49,7 @@ class Work:
     check: Callable[[], str]
     bytes: float = 0.0
     flops: float = 0.0
-    peers: dict[str, Callable[[], Any]] = field(default_factory=dict)
-    host_peers: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    peers: dict[str, Peer] = field(default_factory=dict)
 
 
 class Machine:
@@ -61,32 +64,44 @@ class Machine:
         y = torch.empty_like(x)
         self.bandwidth = 2 * x.numel() / self.median(lambda: y.copy_(x))
 
-    def median(self, run: Callable[[], Any]) -> float:
-        """Seconds of one call: the median of `repeat`, L2 flushed before each."""
-        for _ in range(3):
-            run()
-        times = []
-        for _ in range(self.repeat):
-            self._flush.zero_()
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop) / 1e3)
-        return float(statistics.median(times))
+    def median(self, run: Callable[[], Any], *, host: bool = False) -> float:
+        """Seconds of one call: the median of `repeat`, L2 flushed before each.
 
-    def graph(self, run: Callable[[], Any]) -> float:
-        """Seconds of one call inside a graph: replays of 10 captured calls, divided by 10."""
+        By CUDA events, or by a wall clock with `host`, for calls that wait for the GPU themselves.
+        """
+        run()
+        quick = self._once(run, host) < SLOW
+        if quick:
+            run()
+        count = self.repeat if quick else min(self.repeat, 5)
+        return float(statistics.median(self._once(run, host) for _ in range(count)))
+
+    def _once(self, run: Callable[[], Any], host: bool) -> float:
+        self._flush.zero_()
+        if host:
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            return time.perf_counter() - begin
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) / 1e3
+
+    def graph(self, run: Callable[[], Any], calls: int = 10) -> float:
+        """Seconds of one call inside a graph: replays of `calls` captured calls, over `calls`."""
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             run()
         stream.synchronize()
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured, stream=stream):
-            for _ in range(10):
+            for _ in range(calls):
                 run()
-        return self.median(captured.replay) / 10
+        return self.median(captured.replay) / calls
 
     def describe(self) -> dict[str, Any]:
         query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
@@ -106,6 +121,7 @@ class Machine:
             "bf16_tflops": self.flops / 1e12,
             "copy_tb_per_s": self.bandwidth / 1e12,
             "repeat": self.repeat,
+            "packages": peers.versions(),
         }
 
 
@@ -174,17 +190,24 @@ def topk(both: Both, R: int, L: int, V: int, K: int, dtype: str) -> Work:
         ulp = torch.abs(out["lse"].double() - lse) / 2.0 ** (torch.floor(torch.log2(lse)) - 23)
         return wrong or ("" if float(ulp.max()) <= 1 else f"lse is {float(ulp.max())} ulp off")
 
-    def torch_peer() -> Any:
+    given: Tensors = {}
+
+    def torch_peer() -> None:
         wide = logits.float()
-        values, ids = torch.topk(logits, K, dim=-1)
-        return values.float() - torch.logsumexp(wide, -1, keepdim=True), ids
+        given["values"], given["ids"] = torch.topk(logits, K, dim=-1)
+        given["lp"] = given["values"].float() - torch.logsumexp(wide, -1, keepdim=True)
+
+    def same_values() -> str:
+        """The same K logits; torch names no order of ties."""
+        ours = torch.gather(logits, -1, out["ids"].long())
+        return "" if torch.equal(ours, given["values"]) else "other logits than ours"
 
     return Work(
         f"topk_logprobs {dtype} [{R}, {L}, {V}] K {K}",
         run,
         check,
         bytes=logits.numel() * logits.element_size(),
-        peers={"torch topk + logsumexp": torch_peer},
+        peers={"torch topk + logsumexp": Peer(torch_peer, same_values)},
     )
 
 
@@ -229,12 +252,22 @@ def tree(both: Both, R: int, L: int, K: int, budget: int) -> Work:
         return both.exact("tree_build", out, **arguments)
 
     host = lp.cpu().numpy()
+    found: dict[str, Any] = {}
+
+    def heap() -> None:
+        found["parents"], _, found["visible"] = peers.heap_tree(host[0], budget)
+
+    def same_tree() -> str:
+        same = found["parents"] == out["parents"][0].tolist()
+        same = same and np.array_equal(found["visible"], out["visible"][0].cpu().numpy())
+        return "" if same else "another tree than ours"
+
     return Work(
         f"tree_build [{R}, {L}, {K}] budget {budget}",
         run,
         check,
         bytes=sum(t.numel() * t.element_size() for t in out.values()),
-        host_peers={"Python heap on the host, 1 request": lambda: peers.heap_tree(host[0], budget)},
+        peers={"Python heap on the host, 1 request": Peer(heap, same_tree, host=True)},
     )
 
 
@@ -265,10 +298,12 @@ def accept(both: Both, R: int, budget: int, L: int) -> Work:
         run()
         return both.exact("tree_accept", out, **arguments)
 
-    work = Work(f"tree_accept {N} nodes, R {R}", run, check)
-    if peer := peers.sglang_verify_tree_greedy(arguments, R, N, L):
-        work.peers["sglang verify_tree_greedy"] = peer
-    return work
+    return Work(
+        f"tree_accept {N} nodes, R {R}",
+        run,
+        check,
+        peers=peers.sglang_verify_tree_greedy(arguments, out, L),
+    )
 
 
 def merge(both: Both, R: int, N: int, H: int, Dv: int) -> Work:
@@ -282,28 +317,33 @@ def merge(both: Both, R: int, N: int, H: int, Dv: int) -> Work:
 
     run = both.prepare("merge_state", out, **parts)
 
-    def check() -> str:
-        run()
+    def wrong(o: torch.Tensor) -> str:
         a, b = (parts[n].double() for n in ("lse_a", "lse_b"))
         lse = torch.logaddexp(a, b)
         weight = [torch.exp(x - lse)[..., None] for x in (a, b)]
         gold = weight[0] * parts["o_a"].double() + weight[1] * parts["o_b"].double()
         size = weight[0] * parts["o_a"].double().abs() + weight[1] * parts["o_b"].double().abs()
-        error = torch.abs(out["o"].double() - gold) / (size * 2.0**-8)
+        error = torch.abs(o.double() - gold) / (size * 2.0**-8)
         return "" if float(error.max()) <= 1 else f"o is {float(error.max())} roundings off"
 
-    work = Work(
-        f"merge_state bf16 [{R}, {N}, {H}, {Dv}]", run, check, bytes=3.0 * R * N * H * Dv * 2
+    def check() -> str:
+        run()
+        return wrong(out["o"])
+
+    return Work(
+        f"merge_state bf16 [{R}, {N}, {H}, {Dv}]",
+        run,
+        check,
+        bytes=3.0 * R * N * H * Dv * 2,
+        peers=peers.sglang_merge_state(parts, wrong),
     )
-    if peer := peers.sglang_merge_state(parts):
-        work.peers["sglang merge_state_v2"] = peer
-    return work
 
 
-def attn(
+def attention_arguments(
     both: Both, R: int, N: int, H: int, P: int, page_size: int, pages: str, D: int = 576,
     Dv: int = 512,
-) -> Work:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
+    """A call of verify_attn, part "whole", over trees of a sharp drafter."""
     per = -(-P // page_size)
     slots = (R * per + -(-R * N // page_size)) * page_size
     table = torch.arange(R * per, device="cuda")
@@ -322,7 +362,7 @@ def attn(
         "tree_build", out=built, stream=stream(), logprobs=lp, ids=ids, root_token=zeros,
         prefix_len=zeros, budget=N - 1, tie_order="ranks",
     )  # fmt: skip
-    arguments = {
+    return {
         "q": q,
         "kv_pool": pool,
         "page_table": table.to(torch.int32).reshape(R, per),
@@ -337,37 +377,109 @@ def attn(
         "part": "whole",
         "Dv": Dv,
     }
-    out = {"out": torch.empty(R, N, H, Dv, device="cuda", dtype=torch.bfloat16),
-           "lse": f32(R, N, H), "status": i32(R)}  # fmt: skip
 
+
+def attention_outputs(R: int, N: int, H: int, Dv: int = 512) -> Tensors:
+    return {
+        "out": torch.empty(R, N, H, Dv, device="cuda", dtype=torch.bfloat16),
+        "lse": f32(R, N, H),
+        "status": i32(R),
+    }
+
+
+def attn(both: Both, R: int, N: int, H: int, P: int, page_size: int, pages: str) -> Work:
+    arguments = attention_arguments(both, R, N, H, P, page_size, pages)
+    out = attention_outputs(R, N, H)
     run = both.prepare("verify_attn", out, "bf16_f32acc_pbf16", **arguments)
 
     def check() -> str:
         run()
-        return sampled_attention(arguments, out, page_size, P, Dv)
+        return sampled_attention(arguments, out, P)
 
-    work = Work(
+    return Work(
         f"verify_attn bf16 R {R} N {N} H {H} P {P} page {page_size} {pages}",
         run,
         check,
-        bytes=2.0 * R * (P + N) * D,
-        flops=2.0 * R * N * H * (P + N) * (D + Dv),
+        bytes=2.0 * R * (P + N) * 576,
+        flops=2.0 * R * N * H * (P + N) * (576 + 512),
+        peers=peers.attention(
+            arguments, P, page_size, lambda o, prefix: sampled_attention(arguments, o, P, prefix)
+        ),
     )
-    work.peers = peers.attention(arguments, P, page_size)
+
+
+def tail(both: Both, R: int, N: int, H: int, P: int) -> Work:
+    """The tree's part and the merge, on top of a prefix kernel of somebody else's.
+
+    Beside them: that kernel alone (FlashMLA), all three in a row, and ours over everything.
+    """
+    arguments = attention_arguments(both, R, N, H, P, 64, "scattered")
+    whole_out, tail_out, merged = (attention_outputs(R, N, H) for _ in range(3))
+    whole = both.prepare("verify_attn", whole_out, "bf16_f32acc_pbf16", **arguments)
+    own = {n: v for n, v in arguments.items() if n not in ("page_table", "prefix_len")}
+    own["part"] = "tail"
+    over_tree = both.prepare("verify_attn", tail_out, "bf16_f32acc_pbf16", **own)
+    prefix = {"o_a": torch.empty_like(tail_out["out"]), "lse_a": f32(R, N, H)}
+    into = {"o": merged["out"], "lse": merged["lse"], "status": merged["status"]}
+    join = both.prepare(
+        "merge_state", into, "bf16", **prefix, o_b=tail_out["out"], lse_b=tail_out["lse"]
+    )
+    flash = peers.flash_mla(arguments, P)
+
+    def run() -> None:
+        over_tree()
+        join()
+
+    work = Work(f"tail + merge bf16 R {R} N {N} H {H} P {P}", run, lambda: "FlashMLA is not here")
+    if flash is None:
+        return work
+    outputs, over_prefix = flash
+
+    def all_three() -> None:
+        over_prefix()
+        given = outputs()
+        over_tree()
+        prefix["o_a"].copy_(given["out"])  # a caller would lend its own buffers
+        prefix["lse_a"].copy_(given["lse"])
+        join()
+
+    def check() -> str:
+        all_three()
+        return sampled_attention(arguments, merged, P, arith="bf16_splits_bf16")
+
+    def whole_check() -> str:
+        return sampled_attention(arguments, whole_out, P)
+
+    work.check = check
+    work.peers = {
+        "FlashMLA over the prefix": Peer(
+            over_prefix, lambda: sampled_attention(arguments, outputs(), P, prefix_only=True)
+        ),
+        "FlashMLA + copies of its outputs + our tail + our merge": Peer(all_three, check),
+        "our verify_attn, whole": Peer(whole, whole_check),
+    }
     return work
 
 
-def sampled_attention(a: dict[str, Any], out: Tensors, page_size: int, P: int, Dv: int) -> str:
+def sampled_attention(
+    a: dict[str, Any],
+    out: Tensors,
+    P: int,
+    prefix_only: bool = False,
+    arith: str = "bf16_f32acc_pbf16",
+) -> str:
     """Sampled rows against the numpy reference and its hard budget.
 
     A node sees its prefix and its ancestors: the same keys as a prefix of their own.
     """
     R, N, H, _ = a["q"].shape
+    page_size, Dv = a["page_size"], a["Dv"]
     t = torch.arange(P, device="cuda")
     for r, i, h in sorted({(0, 0, 0), (0, N // 2, H - 1), (R - 1, N - 1, H - 1)}):
         slots = a["page_table"][r].long()[t // page_size] * page_size + t % page_size
-        seen = a["tree_slots"][r].long()[a["visible"][r, i].bool()]
-        keys = a["kv_pool"][torch.cat([slots, seen])].float().cpu().numpy().astype(np.float64)
+        if not prefix_only:
+            slots = torch.cat([slots, a["tree_slots"][r].long()[a["visible"][r, i].bool()]])
+        keys = a["kv_pool"][slots].float().cpu().numpy().astype(np.float64)
         want = reference(
             {
                 "q": a["q"][r, i, h].float().cpu().numpy().astype(np.float64).reshape(1, 1, 1, -1),
@@ -377,7 +489,7 @@ def sampled_attention(a: dict[str, Any], out: Tensors, page_size: int, P: int, D
                 "n_nodes": np.array([1], np.int32),
             },
             {"scale": a["scale"], "page_size": 1, "part": "prefix", "Dv": Dv},
-            "bf16_f32acc_pbf16",
+            arith,
         )
         for name in ("out", "lse"):
             got = out[name][r, i, h].double().cpu().numpy()
@@ -432,28 +544,30 @@ def step(both: Both, R: int, L: int, V: int, K: int, budget: int) -> Work:
         ),
     )  # fmt: skip
 
-    def hook() -> None:
-        first = built["next_token"].clamp(min=0).long()
-        target.copy_(torch.gather(built["tokens"], 1, first).clamp_(min=0))
-
     def run() -> None:
+        for stage in stages:
+            stage()
+
+    def with_target() -> None:
+        """The step with its stand-in for the target, which is not ours to time."""
         stages[0]()
         stages[1]()
-        hook()
+        first = built["next_token"].clamp(min=0).long()
+        target.copy_(torch.gather(built["tokens"], 1, first).clamp_(min=0))
         stages[2]()
         stages[3]()
 
     def check() -> str:
         """A graph captured over one batch of logits, replayed over another, equals eager."""
-        run()
+        with_target()
         captured = torch.cuda.CUDAGraph()
         side = torch.cuda.Stream()
         torch.cuda.synchronize()
         with torch.cuda.graph(captured, stream=side):
-            run()
+            with_target()
         logits.copy_((torch.randn_like(logits, dtype=torch.float32) * 2).to(kind))
         everything = {**drafted, **built, **walked, **committed, "target": target}
-        run()
+        with_target()
         torch.cuda.synchronize()
         eager = {n: t.clone() for n, t in everything.items()}
         for tensor in everything.values():
@@ -470,11 +584,58 @@ def step(both: Both, R: int, L: int, V: int, K: int, budget: int) -> Work:
         run,
         check,
         bytes=logits.numel() * 2,
-        host_peers={
-            "host path: topk on the GPU, heap and masks on the host": lambda: peers.host_tree(
-                logits, K, budget
-            )
-        },
+        peers={f"{stage} alone": Peer(one) for stage, one in zip(STEP, stages, strict=True)},
+    )
+
+
+STEP = ("topk_logprobs", "tree_build", "tree_accept", "kv_commit")
+
+
+def build(both: Both, R: int, L: int, V: int, K: int, budget: int) -> Work:
+    """From logits on the device to the tensors of verification on the device: two launches."""
+    N = budget + 1
+    logits = (torch.randn(R, L, V, device="cuda", generator=_generator()) * 3).bfloat16()
+    drafted = {"ids": i32(R, L, K), "logprobs": f32(R, L, K), "lse": f32(R, L), "status": i32(R)}
+    built = tree_outputs(R, N)
+    arguments = {
+        "root_token": torch.zeros(R, dtype=torch.int32, device="cuda"),
+        "prefix_len": torch.full((R,), 1000, dtype=torch.int32, device="cuda"),
+        "budget": budget,
+    }
+    first = both.prepare("topk_logprobs", drafted, logits=logits, K=K)
+    candidates = {"logprobs": drafted["logprobs"], "ids": drafted["ids"]}
+    second = both.prepare("tree_build", built, **arguments, **candidates, tie_order="ranks")
+
+    def run() -> None:
+        first()
+        second()
+
+    def check() -> str:
+        run()
+        skip = ("lse", "logprobs")
+        return both.exact("topk_logprobs", drafted, skip, logits=logits, K=K) or both.exact(
+            "tree_build", built, **arguments, **candidates, tie_order="ranks"
+        )
+
+    found: Tensors = {}
+
+    def host() -> None:
+        found.update(peers.host_tree(logits, K, budget))
+
+    def complete() -> str:
+        """The host's trees are whole; equal logits may come in another order from torch.topk."""
+        return "" if bool((found["depths"] >= 0).all()) else "fewer nodes than the budget"
+
+    path = "host path: torch.topk, copies, Python heap, links and masks, copies"
+    others = {path: Peer(host, complete, host=True)}
+    if K * N <= 2048:
+        others.update(peers.sglang_uno(logits, K, budget))
+    return Work(
+        f"logits to verify tensors bf16 [{R}, {L}, {V}] K {K} budget {budget}",
+        run,
+        check,
+        bytes=logits.numel() * 2,
+        peers=others,
     )
 
 
@@ -612,14 +773,15 @@ def captured(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 BUILDERS: dict[str, Callable[..., Work]] = {
-    "topk": topk, "tree": tree, "accept": accept, "merge": merge, "attn": attn, "step": step,
-    "moe": moe,
+    "topk": topk, "tree": tree, "build": build, "accept": accept, "merge": merge, "attn": attn,
+    "tail": tail, "step": step, "moe": moe,
 }  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("groups", nargs="*", default=[])
+    parser.add_argument("--only", default="", help="shapes whose JSON has this text")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--no-peers", action="store_true")
@@ -633,13 +795,17 @@ def main() -> int:
     failed = 0
     for group in options.groups or [g for g in shapes if g in BUILDERS]:
         for shape in shapes[group]:
+            if options.only not in json.dumps(shape):
+                continue
+            begin = time.perf_counter()
             row = measure(BUILDERS[group](both, **shape), machine, not options.no_peers)
             record["works"].append({"group": group, **shape, **row})
             failed += "wrong" in row
-            print("\n".join(lines(row)), flush=True)
+            print("\n".join(lines(row)))
+            print(f"    ({time.perf_counter() - begin:.1f} s)", flush=True)
             torch.cuda.empty_cache()
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+            if options.out:
+                options.out.write_text(json.dumps(record, indent=1) + "\n")
     return 1 if failed else 0
 
 
@@ -652,17 +818,30 @@ def measure(work: Work, machine: Machine, with_peers: bool) -> dict[str, Any]:
     row["graph_us"] = machine.graph(work.run) * 1e6
     floor = max(work.bytes / machine.bandwidth, work.flops / machine.flops) * 1e6
     row["floor_us"] = floor
-    row["floor_share"] = floor / row["us"]
-    row["peers"] = {}
-    for name, run in work.peers.items() if with_peers else ():
-        row["peers"][name] = machine.median(run) * 1e6
-    for name, run in work.host_peers.items() if with_peers else ():
-        times = []
-        for _ in range(machine.repeat):
-            start = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - start)
-        row["peers"][name] = statistics.median(times) * 1e6
+    row["floor_share"] = floor / row["graph_us"]
+    row["peers"] = {n: beside(p, machine) for n, p in work.peers.items() if with_peers}
+    return row
+
+
+def beside(peer: Peer, machine: Machine) -> dict[str, Any]:
+    """A peer's row: what is wrong with it, its time, and in a graph where it can be captured."""
+    row: dict[str, Any] = {}
+    try:
+        peer.run()
+        torch.cuda.synchronize()
+        if peer.check is not None and (wrong := peer.check()):
+            row["wrong"] = wrong
+        row["checked"] = peer.check is not None
+        row["us"] = machine.median(peer.run, host=peer.host) * 1e6
+    except Exception as error:  # noqa: BLE001 (whatever a package raises)
+        return {**row, "failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+    if peer.host or row["us"] > SLOW * 1e6:
+        return row
+    try:
+        row["graph_us"] = machine.graph(peer.run) * 1e6
+    except Exception as error:  # noqa: BLE001 (as above: it allocates or waits)
+        row["no_graph"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        torch.cuda.synchronize()
     return row
 
 
@@ -674,8 +853,20 @@ def lines(row: dict[str, Any]) -> Iterator[str]:
         f"{row['name']}: {row['us']:.1f} us, in a graph {row['graph_us']:.1f} us, "
         f"floor {row['floor_us']:.1f} us ({100 * row['floor_share']:.0f} %)"
     )
-    for peer, us in row["peers"].items():
-        yield f"    {peer}: {us:.1f} us, {us / row['us']:.2f} x ours"
+    for peer, one in row["peers"].items():
+        if "failed" in one:
+            yield f"    {peer}: failed, {one['failed']}"
+            continue
+        text = f"    {peer}: {one['us']:.1f} us"
+        if "graph_us" in one:
+            text += f", in a graph {one['graph_us']:.1f} us"
+        best = one.get("graph_us", one["us"])
+        text += f", {best / row['graph_us']:.2f} x ours in a graph"
+        if "wrong" in one:
+            text += f"; WRONG: {one['wrong']}"
+        elif not one["checked"]:
+            text += "; not checked"
+        yield text + (f"; no graph, {one['no_graph']}" if "no_graph" in one else "")
 
 
 if __name__ == "__main__":

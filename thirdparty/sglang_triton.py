@@ -1,7 +1,8 @@
-"""SGLang's Triton kernels on the CPU: TRITON_INTERPRET=1, files of an unzipped sglang wheel.
+"""SGLang's Triton kernels, compiled on a GPU, else interpreted: files of an unzipped sglang wheel.
 
-KDTR_SGLANG names the folder that holds `sglang/`. Its kernels' own modules are imported; the
-rest of SGLang, which they ask only for the platform, is stood in for.
+With TRITON_INTERPRET=1 they are interpreted on a machine with a GPU too. KDTR_SGLANG names the
+folder that holds `sglang/`. Its kernels' own modules are imported; the rest of SGLang, which they
+ask only for the platform, is stood in for.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from common import blank, requests
 from kdtr.adapter import Call
 
 HOME = Path(os.environ["KDTR_SGLANG"])
-os.environ.setdefault("TRITON_INTERPRET", "1")
+COMPILED = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET", "0") != "1"
+os.environ["TRITON_INTERPRET"] = "0" if COMPILED else "1"
 __version__ = "0.5.23"
+device = "cuda" if COMPILED else "cpu"
 outputs = {"tree_build": [
     "n_nodes", "tokens", "depths", "parents", "positions", "next_token", "next_sibling",
     "visible", "status",
@@ -44,26 +47,35 @@ def _no(*_: Any) -> bool:
     return False
 
 
+def _is_cuda() -> bool:
+    return COMPILED
+
+
 for _name in ("sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.attention",
               "sglang.kernels.ops.speculative", "sglang.srt"):  # fmt: skip
     _package(_name)
 _package("sglang.srt.environ", envs=_Off())
 _utils = types.ModuleType("sglang.srt.utils")
-_utils.__getattr__ = lambda _: _no  # type: ignore[method-assign]
+_utils.__getattr__ = lambda name: _is_cuda if name == "is_cuda" else _no  # type: ignore[method-assign]
 sys.modules["sglang.srt.utils"] = _utils
-_package("flashinfer", top_k=None)
+_flashinfer = sys.modules.get("flashinfer")
+_package("flashinfer", top_k=None)  # asked for by a function that is not called here
 
 from sglang.kernels.ops.attention.extend_attention import (  # noqa: E402
     extend_attention_fwd,
 )
 from sglang.kernels.ops.speculative import uno_tree  # noqa: E402
 
+del sys.modules["flashinfer"]
+if _flashinfer is not None:
+    sys.modules["flashinfer"] = _flashinfer
+
 
 def unsupported(call: Call) -> str:
     """The limits that SGLang states, and what Triton's interpreter gets wrong."""
     if call.op.startswith("verify_attn"):
-        kind = call.inputs["q"].dtype
-        return "" if kind != "bf16" else "Triton's interpreter is not exact in bf16"
+        wrong = call.inputs["q"].dtype == "bf16" and not COMPILED
+        return "Triton's interpreter is not exact in bf16" if wrong else ""
     _, L, K = call.inputs["logprobs"].shape
     budget = int(call.attrs["budget"])
     if call.attrs["tie_order"] != "uno":
@@ -89,14 +101,14 @@ def verify_attn(call: Call) -> None:
         n, H, D = q.shape
         tail = rows[prefix:]
         if len(tail) == 0:  # part "prefix": the new tokens exist, and are skipped
-            tail = torch.zeros(n, D, dtype=rows.dtype)
-        y = torch.empty(n, H, Dv, dtype=q.dtype)
-        got = torch.empty(n, H)
-        full = torch.ones(n, prefix + n, dtype=torch.uint8)
+            tail = q.new_zeros(n, D)
+        y = q.new_empty(n, H, Dv)
+        got = lse.new_empty(n, H)
+        full = torch.ones(n, prefix + n, dtype=torch.uint8, device=q.device)
         full[:, : sees.shape[1]] = sees
         keys = rows[:prefix, None].contiguous()
         if prefix == 0:
-            keys = torch.zeros(1, 1, D, dtype=rows.dtype)
+            keys = q.new_zeros(1, 1, D)
         extend_attention_fwd(
             q.contiguous(),
             tail[:, None].contiguous(),
@@ -104,12 +116,12 @@ def verify_attn(call: Call) -> None:
             y,
             keys,
             keys[..., :Dv].contiguous(),
-            torch.tensor([0, n], dtype=torch.int32),
-            torch.tensor([0, prefix], dtype=torch.int32),
-            torch.arange(max(prefix, 1), dtype=torch.int64),
+            torch.tensor([0, n], dtype=torch.int32, device=q.device),
+            torch.tensor([0, prefix], dtype=torch.int32, device=q.device),
+            torch.arange(max(prefix, 1), dtype=torch.int64, device=q.device),
             full.flatten(),
             False,
-            torch.tensor([0, full.numel()], dtype=torch.int64),
+            torch.tensor([0, full.numel()], dtype=torch.int64, device=q.device),
             n,
             1.0,
             1.0,
@@ -132,12 +144,12 @@ def tree_build(call: Call) -> None:
     bad = _refused(logprobs, ids, roots, prefixes)
     ids = ids.long().contiguous()
     logprobs = torch.where(bad[:, None, None], 0.0, logprobs)
-    tokens = torch.empty(R, Q - 1, dtype=torch.long)
-    edges = torch.empty(R, Q - 1, dtype=torch.long)
+    tokens = ids.new_empty(R, Q - 1)
+    edges = ids.new_empty(R, Q - 1)
     parent_width = max(K * max(L - 1, 0) + 1, Q)
-    parent_list = torch.empty(R, parent_width, dtype=torch.long)
-    depths = torch.zeros(R, Q, dtype=torch.int32)
-    masses = torch.zeros(R, Q)
+    parent_list = ids.new_empty(R, parent_width)
+    depths = torch.zeros(R, Q, dtype=torch.int32, device=ids.device)
+    masses = torch.zeros(R, Q, device=ids.device)
     if Q > 1 and R > 0:
         block = 1 << (Q * K - 1).bit_length()
         uno_tree._build_tree_kernel[(R,)](
@@ -147,7 +159,7 @@ def tree_build(call: Call) -> None:
             PROB_RANK_STRIDE=1, PARENT_BATCH_STRIDE=parent_width, NUM_DEPTHS=L, K=K, Q=Q,
             BLOCK_CANDIDATES=max(block, parent_width), num_warps=8, num_stages=1,
         )  # fmt: skip
-    _write(call, bad, tokens, edges, depths, roots, prefixes, K)
+    _write(call, *(x.cpu() for x in (bad, tokens, edges, depths, roots, prefixes)), K)
 
 
 def _refused(
@@ -155,12 +167,11 @@ def _refused(
 ) -> torch.Tensor:
     from ddtree import refused  # noqa: PLC0415 (an adapter beside this one)
 
+    lp, names = logprobs.cpu().numpy(), ids.cpu().numpy()
     return torch.tensor(
-        [
-            refused(logprobs[r].numpy(), ids[r].numpy(), int(roots[r]), int(prefixes[r]))
-            for r in range(len(roots))
-        ],
+        [refused(lp[r], names[r], int(roots[r]), int(prefixes[r])) for r in range(len(roots))],
         dtype=torch.bool,
+        device=logprobs.device,
     )
 
 
@@ -174,9 +185,12 @@ def _write(
     prefixes: torch.Tensor,
     K: int,
 ) -> None:
-    out = {name: call.outputs[name].torch() for name in outputs["tree_build"]}
-    for name, tensor in out.items():
-        tensor.fill_(0 if name in ("positions", "visible", "n_nodes", "status") else -1)
+    given = {name: call.outputs[name].torch() for name in outputs["tree_build"]}
+    zeroed = ("positions", "visible", "n_nodes", "status")
+    out = {
+        name: torch.full(tensor.shape, 0 if name in zeroed else -1, dtype=tensor.dtype)
+        for name, tensor in given.items()
+    }
     out["status"].copy_(bad.int())
     for r in range(len(roots)):
         if bad[r]:
@@ -198,3 +212,5 @@ def _write(
             else:
                 out["next_token"][r, parent] = i
             last[parent] = i
+    for name, tensor in given.items():
+        tensor.copy_(out[name])
