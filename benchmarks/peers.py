@@ -41,6 +41,19 @@ class Peer:
     host: bool = False
 
 
+def made(make: Callable[[], Peer]) -> Peer:
+    """What `make` gives; what it raises is kept, for the record says why a peer failed."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 (whatever a package raises)
+        reason = error
+
+        def run() -> None:
+            raise reason
+
+        return Peer(run)
+
+
 def versions() -> dict[str, str]:
     """Of the packages that are here, by name."""
     names = [n for n in ("flash_mla", "flashinfer", "triton") if importlib.util.find_spec(n)]
@@ -95,7 +108,7 @@ def host_tree(logits: torch.Tensor, K: int, budget: int) -> Tensors:
     logprobs = values.float() - torch.logsumexp(logits.float(), -1, keepdim=True)
     host, names = logprobs.cpu().numpy(), ids.cpu().numpy()
     R, N = len(host), budget + 1
-    made = {
+    links = {
         name: np.full((R, N), -1, np.int32)
         for name in ("tokens", "depths", "next_token", "next_sibling")
     }
@@ -103,18 +116,18 @@ def host_tree(logits: torch.Tensor, K: int, budget: int) -> Tensors:
     for r in range(R):
         parents, ranks, visible[r] = heap_tree(host[r], budget)
         depth, youngest = [0] * len(parents), [-1] * len(parents)
-        made["tokens"][r, 0] = made["depths"][r, 0] = 0
+        links["tokens"][r, 0] = links["depths"][r, 0] = 0
         for node in range(1, len(parents)):
             parent = parents[node]
             depth[node] = depth[parent] + 1
-            made["depths"][r, node] = depth[node]
-            made["tokens"][r, node] = names[r, depth[node] - 1, ranks[node]]
+            links["depths"][r, node] = depth[node]
+            links["tokens"][r, node] = names[r, depth[node] - 1, ranks[node]]
             if youngest[parent] < 0:
-                made["next_token"][r, parent] = node
+                links["next_token"][r, parent] = node
             else:
-                made["next_sibling"][r, youngest[parent]] = node
+                links["next_sibling"][r, youngest[parent]] = node
             youngest[parent] = node
-    found = {name: torch.from_numpy(x).cuda() for name, x in made.items()}
+    found = {name: torch.from_numpy(x).cuda() for name, x in links.items()}
     found["visible"] = torch.from_numpy(visible).cuda()
     torch.cuda.synchronize()
     return found
@@ -192,23 +205,28 @@ def sglang_uno(logits: torch.Tensor, K: int, budget: int) -> dict[str, Peer]:
     how, top_k = "torch.topk", lambda x, k, **_: torch.topk(x, k)
     if importlib.util.find_spec("flashinfer"):
         module = importlib.import_module("flashinfer")
-        if hasattr(module, "top_k"):  # since 0.6
+        try:  # it is compiled at its first call, and older versions have none
+            module.top_k(logits[:, 0], K, sorted=True)
             how, top_k = f"flashinfer {module.__version__} top_k", module.top_k
+        except Exception as error:  # noqa: BLE001 (whatever the compilation raises)
+            print(f"    no flashinfer top_k: {type(error).__name__}")
     uno._flashinfer_top_k = top_k  # noqa: SLF001 (its import was stood in for)
     R, L, _ = logits.shape
     N = budget + 1
     roots = torch.zeros(R, dtype=torch.long, device="cuda")
     lengths = torch.full((R,), 1000, dtype=torch.long, device="cuda")
     workspace: Tensors = {}
-    made: dict[str, Any] = {}
+    state: dict[str, Any] = {}
 
     def propose() -> None:
-        made["tree"] = uno.build_uno_tree_proposal(
+        state["tree"] = uno.build_uno_tree_proposal(
             roots, logits, max_nodes=N, candidate_top_k=K, temperature=1.0, workspace=workspace
         )
 
     def link() -> None:
-        tree = made["tree"]
+        if not state:
+            propose()
+        tree = state["tree"]
         tokens = torch.cat((tree.root_tokens.unsqueeze(1), tree.draft_tokens), dim=1)
         mask = torch.full((R * N * N,), True, dtype=torch.bool, device="cuda")
         links = torch.full((3, R, N), -1, dtype=torch.long, device="cuda")
@@ -216,14 +234,14 @@ def sglang_uno(logits: torch.Tensor, K: int, budget: int) -> dict[str, Peer]:
         torch.ops.sgl_kernel.build_tree_kernel_efficient(
             tree.parent_list, tree.top_scores_index, lengths, mask, positions, *links, K, L, N, 1
         )
-        made.update(tokens=tokens, mask=mask, links=links, positions=positions)
+        state.update(tokens=tokens, mask=mask, links=links, positions=positions)
 
     def whole() -> None:
         propose()
         link()
 
     def check() -> str:
-        parents = (made["tree"].top_scores_index // K).cpu()
+        parents = (state["tree"].top_scores_index // K).cpu()
         visible = torch.zeros(R, N, N, dtype=torch.bool)
         visible[:, 0, 0] = True
         child, sibling = (torch.full((R, N), -1) for _ in range(2))
@@ -239,15 +257,14 @@ def sglang_uno(logits: torch.Tensor, K: int, budget: int) -> dict[str, Peer]:
                     child[r, parent] = i
                 youngest[parent] = i
         for name, got, want in (
-            ("mask", made["mask"].reshape(R, N, N), visible),
-            ("child links", made["links"][1], child),
-            ("sibling links", made["links"][2], sibling),
+            ("mask", state["mask"].reshape(R, N, N), visible),
+            ("child links", state["links"][1], child),
+            ("sibling links", state["links"][2], sibling),
         ):
             if not torch.equal(got.cpu(), want):
                 return f"its {name} do not fit its tree"
         return ""
 
-    propose()
     return {
         f"sglang UNO, logits to verify tensors, {how}": Peer(whole, check),
         "sglang build_uno_tree_proposal alone": Peer(propose),
@@ -266,12 +283,24 @@ def attention(a: dict[str, Any], P: int, page_size: int, wrong: Wrong) -> dict[s
     if R * N * H * P <= 1 << 31:
         found["torch eager, tree mask"] = _torch_attention(a, P, page_size)
     if os.environ.get("KDTR_SGLANG"):
-        found["sglang extend_attention_fwd, tree mask"] = _sglang_extend(a, P, page_size, wrong)
-    if page_size == 64 and (flash := flash_mla(a, P)) is not None:
-        outputs, run = flash
-        found["FlashMLA, prefix only, no mask"] = Peer(run, lambda: wrong(outputs(), True))
-    found.update(_flashinfer(a, P, page_size, wrong))
+        found["sglang extend_attention_fwd, tree mask"] = made(
+            lambda: _sglang_extend(a, P, page_size, wrong)
+        )
+    if page_size == 64 and importlib.util.find_spec("flash_mla"):
+        found["FlashMLA, prefix only, no mask"] = made(lambda: _flash_mla(a, P, wrong))
+    if importlib.util.find_spec("flashinfer"):
+        for backend in ("fa3", "fa2"):
+            found[f"FlashInfer {backend}, prefix only, no mask"] = made(
+                lambda b=backend: _flashinfer(a, P, page_size, wrong, b)  # type: ignore[misc]
+            )
     return found
+
+
+def _flash_mla(a: dict[str, Any], P: int, wrong: Wrong) -> Peer:
+    flash = flash_mla(a, P)
+    assert flash is not None
+    outputs, run = flash
+    return Peer(run, lambda: wrong(outputs(), True))
 
 
 def _slots(a: dict[str, Any], P: int, page_size: int) -> torch.Tensor:
@@ -353,15 +382,10 @@ def flash_mla(
     return lambda: {"out": given["out"], "lse": given["lse"].transpose(1, 2)}, run
 
 
-def _flashinfer(a: dict[str, Any], P: int, page_size: int, wrong: Wrong) -> dict[str, Peer]:
-    """FlashInfer's MLA over the prefix, each backend; its lse is asked for in base e."""
-    try:
-        module = importlib.import_module("flashinfer.mla")
-    except ImportError:
-        return {}
+def _flashinfer(a: dict[str, Any], P: int, page_size: int, wrong: Wrong, backend: str) -> Peer:
+    """FlashInfer's MLA over the prefix; its lse is asked for in base e."""
+    module = importlib.import_module("flashinfer.mla")
     R, N, H, D = a["q"].shape
-    if D != 576:
-        return {}
     per = a["page_table"].shape[1]
     q = a["q"].reshape(R * N, H, D)
     pages = a["kv_pool"][: a["kv_pool"].shape[0] // page_size * page_size]
@@ -371,21 +395,18 @@ def _flashinfer(a: dict[str, Any], P: int, page_size: int, wrong: Wrong) -> dict
     ]
     starts = torch.arange(R + 1, dtype=torch.int32, device="cuda")
     lengths = torch.full((R,), P, dtype=torch.int32, device="cuda")
-    found = {}
-    for backend in ("fa3", "fa2"):
-        workspace = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
-        wrapper = module.BatchMLAPagedAttentionWrapper(workspace, backend=backend)
-        wrapper.plan(
-            starts * N, starts * per, a["page_table"].flatten(), lengths, H, 512, 64, page_size,
-            False, a["scale"], q.dtype, q.dtype,
-        )  # fmt: skip
-        out, lse = torch.empty_like(parts[0]), torch.empty(R * N, H, device="cuda")
+    workspace = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
+    wrapper = module.BatchMLAPagedAttentionWrapper(workspace, backend=backend)
+    wrapper.plan(
+        starts * N, starts * per, a["page_table"].flatten(), lengths, H, 512, 64, page_size,
+        False, a["scale"], q.dtype, q.dtype,
+    )  # fmt: skip
+    out, lse = torch.empty_like(parts[0]), torch.empty(R * N, H, device="cuda")
 
-        def run(wrapper: Any = wrapper, out: Any = out, lse: Any = lse) -> None:
-            wrapper.run(*parts, out=out, lse=lse, return_lse=True, return_lse_base_on_e=True)
+    def run() -> None:
+        wrapper.run(*parts, out=out, lse=lse, return_lse=True, return_lse_base_on_e=True)
 
-        def check(out: Any = out, lse: Any = lse) -> str:
-            return wrong({"out": out.reshape(R, N, H, 512), "lse": lse.reshape(R, N, H)}, True)
+    def check() -> str:
+        return wrong({"out": out.reshape(R, N, H, 512), "lse": lse.reshape(R, N, H)}, True)
 
-        found[f"FlashInfer {backend}, prefix only, no mask"] = Peer(run, check)
-    return found
+    return Peer(run, check)
