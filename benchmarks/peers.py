@@ -195,9 +195,10 @@ def sglang_merge_state(parts: Tensors, wrong: Callable[[torch.Tensor], str]) -> 
 def sglang_uno(logits: torch.Tensor, K: int, budget: int) -> dict[str, Peer]:
     """SGLang's UNO builder, from logits to the tensors of verification, as its worker calls it.
 
-    build_uno_tree_proposal, then build_tree_kernel_efficient with a mask of the tree alone. The
-    first is timed apart too, and so is the second on its tree. It is right when mask and links fit
-    the tree that it chose; which nodes it chooses is for thirdparty/sglang_triton.py to judge.
+    build_uno_tree_proposal, then build_tree_kernel_efficient with a mask of the tree alone, which
+    is timed apart too. Its top-k is FlashInfer's where that can be had, else torch's; the second
+    row is without any. It is right when mask and links fit the tree that it chose; which nodes it
+    chooses is for thirdparty/sglang_triton.py to judge.
     """
     if not os.environ.get("KDTR_SGLANG") or not _sgl_kernel():
         return {}
@@ -206,11 +207,11 @@ def sglang_uno(logits: torch.Tensor, K: int, budget: int) -> dict[str, Peer]:
     if importlib.util.find_spec("flashinfer"):
         module = importlib.import_module("flashinfer")
         try:  # it is compiled at its first call, and older versions have none
-            module.top_k(logits[:, 0], K, sorted=True)
+            module.top_k(logits.flatten(0, 1), K, sorted=True)
             how, top_k = f"flashinfer {module.__version__} top_k", module.top_k
         except Exception as error:  # noqa: BLE001 (whatever the compilation raises)
             print(f"    no flashinfer top_k: {type(error).__name__}")
-    uno._flashinfer_top_k = top_k  # noqa: SLF001 (its import was stood in for)
+    ready = torch.topk(logits.flatten(0, 1), K)
     R, L, _ = logits.shape
     N = budget + 1
     roots = torch.zeros(R, dtype=torch.long, device="cuda")
@@ -218,7 +219,8 @@ def sglang_uno(logits: torch.Tensor, K: int, budget: int) -> dict[str, Peer]:
     workspace: Tensors = {}
     state: dict[str, Any] = {}
 
-    def propose() -> None:
+    def propose(select: Callable[..., Any] = top_k) -> None:
+        uno._flashinfer_top_k = select  # noqa: SLF001 (its import was stood in for)
         state["tree"] = uno.build_uno_tree_proposal(
             roots, logits, max_nodes=N, candidate_top_k=K, temperature=1.0, workspace=workspace
         )
@@ -236,8 +238,8 @@ def sglang_uno(logits: torch.Tensor, K: int, budget: int) -> dict[str, Peer]:
         )
         state.update(tokens=tokens, mask=mask, links=links, positions=positions)
 
-    def whole() -> None:
-        propose()
+    def whole(select: Callable[..., Any] = top_k) -> None:
+        propose(select)
         link()
 
     def check() -> str:
@@ -267,7 +269,7 @@ def sglang_uno(logits: torch.Tensor, K: int, budget: int) -> dict[str, Peer]:
 
     return {
         f"sglang UNO, logits to verify tensors, {how}": Peer(whole, check),
-        "sglang build_uno_tree_proposal alone": Peer(propose),
+        "the same, its top-k given": Peer(lambda: whole(lambda *_, **__: ready), check),
         "sglang build_tree_kernel_efficient alone": Peer(link, check),
     }
 
