@@ -471,8 +471,8 @@ def sampled_attention(
 ) -> str:
     """Sampled rows against f64 and the hard budget of the contract.
 
-    A node sees its prefix and its ancestors: the same keys as a prefix of their own. Up to 4,096
-    keys the numbers to compare with are themselves compared with the reference's.
+    A node sees its prefix and its ancestors: the same keys as a prefix of their own. What
+    is compared with is itself compared with the reference's, once, over 512 keys.
     """
     R, N, H, _ = a["q"].shape
     page_size, Dv = a["page_size"], a["Dv"]
@@ -483,10 +483,10 @@ def sampled_attention(
             slots = torch.cat([slots, a["tree_slots"][r].long()[a["visible"][r, i].bool()]])
         q, keys = a["q"][r, i, h].double(), a["kv_pool"][slots].double()
         want = attention_gold(q, keys, a["scale"], Dv, arith)
-        if P <= 4096 and (P, arith) not in _COMPARED:
-            if wrong := _unlike_reference(want, q, keys, a, arith):
+        if arith not in _COMPARED:
+            if wrong := _unlike_reference(q, keys[:512], a, arith):
                 return wrong
-            _COMPARED.add((P, arith))
+            _COMPARED.add(arith)
         for name in ("out", "lse"):
             gold, hard = want[name]
             worst = float((torch.abs(out[name][r, i, h].double() - gold) / hard).max())
@@ -522,16 +522,10 @@ def attention_gold(
     return {"out": (o, hard), "lse": (lse, lse_hard)}
 
 
-_COMPARED: set[tuple[int, str]] = set()
+_COMPARED: set[str] = set()
 
 
-def _unlike_reference(
-    want: dict[str, tuple[torch.Tensor, torch.Tensor]],
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    a: dict[str, Any],
-    arith: str,
-) -> str:
+def _unlike_reference(q: torch.Tensor, keys: torch.Tensor, a: dict[str, Any], arith: str) -> str:
     """Where attention_gold and the reference differ by more than the rounding up of budgets."""
     n = len(keys)
     inputs = {
@@ -543,6 +537,7 @@ def _unlike_reference(
     }
     attrs = {"scale": a["scale"], "page_size": 1, "part": "prefix", "Dv": a["Dv"]}
     trusted = reference(inputs, attrs, arith)
+    want = attention_gold(q, keys, a["scale"], a["Dv"], arith)
     for name, (gold, hard) in want.items():
         budget = trusted[f"{name}/hard"][0, 0, 0].astype(np.float64)
         off = np.abs(gold.cpu().numpy() - trusted[name][0, 0, 0]) / budget
