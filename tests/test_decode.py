@@ -382,20 +382,25 @@ def test_int4_experts_are_the_model_of_their_dequantised_weights(
 @pytest.mark.engine
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_in_bf16_trees_give_the_greedy_tokens_of_bf16(backend: str) -> None:
-    """Exactly, for all prompts: a row's bits do not depend on the pass that made it."""
+    """Exactly, for all prompts: a row's bits do not depend on the pass that made it.
+
+    51 rows a pass: beyond 64 the CUDA engine may leave products to cuBLAS, which promises less.
+    """
     with decode.Decoder(
-        MODEL, backend, requests=16, max_context=512, max_budget=16, precision="bf16"
+        MODEL, backend, requests=3, max_context=512, max_budget=16, precision="bf16"
     ) as decoder:
-        prompts = [p["prompt_ids"] for p in PROMPTS]
-        one = [[decoder.prefill(p, r)] for r, p in enumerate(prompts)]
-        while len(one[0]) < 64:
-            for out, token in zip(one, decoder.greedy(ALL), strict=True):
-                out.append(token)
-        many = [[decoder.prefill(p, r)] for r, p in enumerate(prompts)]
-        while min(map(len, many)) < 64:
-            for out, new in zip(many, decoder.tree(16, ALL), strict=True):
-                out.extend(new)
-    assert [out[:64] for out in many] == one
+        for first in range(0, 16, 3):
+            prompts = [p["prompt_ids"] for p in PROMPTS[first : first + 3]]
+            live = range(len(prompts))
+            one = [[decoder.prefill(p, r)] for r, p in enumerate(prompts)]
+            while len(one[0]) < 64:
+                for out, token in zip(one, decoder.greedy(live), strict=True):
+                    out.append(token)
+            many = [[decoder.prefill(p, r)] for r, p in enumerate(prompts)]
+            while min(map(len, many)) < 64:
+                for out, new in zip(many, decoder.tree(16, live), strict=True):
+                    out.extend(new)
+            assert [out[:64] for out in many] == one
 
 
 def distances_in_sigmas(

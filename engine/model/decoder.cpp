@@ -464,7 +464,7 @@ Tensor Decoder::forward(const Batch& batch) {
 }
 
 Tensor Decoder::logits(const std::string& stage, const Tensor& hidden) {
-  const Tensor mine = buffer(ranks_.world() == 1 ? stage : stage + ".shard", dtype_of<float>,
+  Tensor mine = buffer(ranks_.world() == 1 ? stage : stage + ".shard", dtype_of<float>,
                              {hidden.shape[0], weights_.lm_head.shape[0]});
   linear(stage, mine, hidden, weights_.lm_head, nullptr);
   if (ranks_.world() == 1) return mine;
