@@ -206,6 +206,7 @@ def _object(_: click.Context, __: click.Parameter, text: str) -> dict[str, Any]:
 @bench.command()
 @click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--engine", default="cpu", show_default=True, help="cpu, cuda or a library's path.")
+@click.option("--precision", type=click.Choice(["f32", "bf16"]), default="f32", show_default=True)
 @click.option("--url", default="", metavar="http://HOST:PORT/v1", help="A server instead.")
 @click.option("--contexts", default="64,256,1024", show_default=True, callback=_lengths)
 @click.option("--tree-budget", type=click.IntRange(0, 1024), default=0, help="0: no draft tree.")
@@ -229,6 +230,7 @@ def _object(_: click.Context, __: click.Parameter, text: str) -> dict[str, Any]:
 def context(
     model: Path | None,
     engine: str,
+    precision: str,
     url: str,
     contexts: list[int],
     tree_budget: int,
@@ -258,7 +260,7 @@ def context(
         raise click.UsageError("--chat takes text: leave out --prompt-ids")
     if model is not None:
         name, unit = f"{model.name} on {engine}, budget {tree_budget}", "step"
-        found = sweep.engine_rows(model, engine, contexts, tree_budget, steps, ids, seed)
+        found = sweep.engine_rows(model, engine, contexts, tree_budget, steps, ids, seed, precision)
     else:
         key = os.environ.get(key_env, "") if key_env else ""
         server = sweep.Server(url, served_model, chat, max_tokens, timeout, key, extra)

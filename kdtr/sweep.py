@@ -130,6 +130,7 @@ def engine_rows(
     steps: int = 16,
     ids: Sequence[int] = (),
     seed: int = 0,
+    precision: str = "f32",
 ) -> Iterator[Row]:
     """A row for each context of a decoder; steps after the end of text are taken all the same.
 
@@ -138,16 +139,23 @@ def engine_rows(
         engine: "cpu", "cuda" or the path of an engine library.
         contexts: prompt lengths, tokens.
         tree_budget: draft nodes of a step; 0 = one token a step.
-        steps: that are measured, after one that is not.
+        steps: that are measured, after two that are not: the second one records the step.
         ids: the text, cut or repeated to each length; empty = ids drawn evenly.
         seed: of that draw.
+        precision: of the decoder, "f32" or "bf16".
 
     Raises:
         EngineError: the engine or the model cannot be used.
     """
     longest = 1 + _depth(folder) if tree_budget else 1
-    room = max(contexts) + (steps + 1) * longest + 1
-    with Decoder(folder, engine, max_context=room, max_budget=max(tree_budget, 1)) as decoder:
+    room = max(contexts) + (steps + 2) * longest + 1
+    with Decoder(
+        folder,
+        engine,
+        max_context=room,
+        max_budget=max(tree_budget, 1),
+        precision=precision,
+    ) as decoder:
         draw = random.Random(seed)  # noqa: S311 (a text, not a secret)
         text = list(ids) or [draw.randrange(decoder.vocab) for _ in range(max(contexts))]
         for context in contexts:
@@ -156,17 +164,18 @@ def engine_rows(
             if tree_budget:
                 decoder.prefill(prompt)
                 decoder.greedy()
+                decoder.greedy()
                 greedy = statistics.median(_timed_step(decoder, 0)[0] for _ in range(steps))
             start = time.perf_counter()
             decoder.prefill(prompt)
             first = time.perf_counter() - start
-            warm = _timed_step(decoder, tree_budget)[1]
+            warm = [_timed_step(decoder, tree_budget)[1] for _ in range(2)]
             start = time.perf_counter()
             taken = [_timed_step(decoder, tree_budget) for _ in range(steps)]
             total = time.perf_counter() - start
             row = row_of(context, first, [t for t, _ in taken], total, sum(n for _, n in taken))
             row.greedy_s = greedy
-            row.rounds = [warm - 1, *(n - 1 for _, n in taken)] if tree_budget else []
+            row.rounds = [n - 1 for n in (*warm, *(n for _, n in taken))] if tree_budget else []
             yield row
 
 
