@@ -12,7 +12,7 @@
 namespace kdtr::model {
 namespace {
 
-constexpr std::int64_t kChunk = 32;          // prompt tokens a pass
+constexpr std::int64_t kChunk = 64;          // prompt tokens a pass
 constexpr std::int64_t kStatuses = 1 << 20;  // int32 statuses of a step
 
 Config read_config(const std::string& folder) {
