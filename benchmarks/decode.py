@@ -5,7 +5,8 @@
 The model (DeepSeek-V3's architecture, normal weights in bf16, f32 or int4 where the checkpoint
 format has them so) is made on the device and written to a folder, which the engine opens. Before
 anything is timed, the engine's tokens in f32 are compared with torch's, and its tree tokens with
-its own greedy ones; a run whose tokens differ is reported and not timed.
+its own greedy ones (in bf16 those of passes of up to 64 rows); a run whose tokens differ is reported
+and not timed.
 
 Times are medians of single steps on the host's clock, from the call until the tokens are there.
 The floor of a step is the bytes of weights that it must read at least once (of the experts, those
@@ -391,8 +392,12 @@ class Both:
                 trees[budget] += ours.tree(budget)[0]
         equal = np.cumprod([a == b for a, b in zip(mine, same, strict=True)])
         row = {"tokens_checked": len(mine), "tokens_equal_torch": int(equal.sum())}
-        faithful = all(t[: len(mine)] == mine for t in trees.values())
-        if not faithful or (theirs.dtype == torch.float32 and mine != same):
+        wide = theirs.dtype == torch.float32
+        faithful = {b: t[: len(mine)] == mine for b, t in trees.items()}
+        # In bf16, products of more than 64 rows may go to cuBLAS, which promises no equal bits.
+        must = [b for b in trees if wide or b < 64]
+        row["trees_equal_greedy"] = faithful
+        if not all(faithful[b] for b in must) or (wide and mine != same):
             row["wrong"] = {"ours": mine, "torch": same, "trees": trees}
         return row
 
@@ -470,9 +475,10 @@ def lines(row: dict[str, Any]) -> Iterator[str]:
     if "wrong" in row:
         yield f"{name}: NOT TIMED, tokens differ: {row['wrong']}"
         return
+    same = ", ".join(f"{b} {'yes' if ok else 'no'}" for b, ok in row["trees_equal_greedy"].items())
     yield (
-        f"{name}: {row['tokens_equal_torch']} of {row['tokens_checked']} tokens as torch's, trees "
-        "give the greedy tokens"
+        f"{name}: {row['tokens_equal_torch']} of {row['tokens_checked']} tokens as torch's; trees "
+        f"give the greedy tokens: {same}"
     )
     for kind, t in row.items():
         if isinstance(t, dict):
