@@ -5,7 +5,7 @@
 The model (DeepSeek-V3's architecture, normal weights in bf16, f32 or int4 where the checkpoint
 format has them so) is made on the device and written to a folder, which the engine opens. Before
 anything is timed, the engine's tokens in f32 are compared with torch's, and its tree tokens with
-its own greedy ones (in bf16 those of passes of up to 64 rows); a run whose tokens differ is reported
+its own greedy ones (in bf16 in passes of up to 64 rows); a run whose tokens differ is reported
 and not timed.
 
 Times are medians of single steps on the host's clock, from the call until the tokens are there.
