@@ -465,7 +465,7 @@ Tensor Decoder::forward(const Batch& batch) {
 
 Tensor Decoder::logits(const std::string& stage, const Tensor& hidden) {
   Tensor mine = buffer(ranks_.world() == 1 ? stage : stage + ".shard", dtype_of<float>,
-                             {hidden.shape[0], weights_.lm_head.shape[0]});
+                       {hidden.shape[0], weights_.lm_head.shape[0]});
   linear(stage, mine, hidden, weights_.lm_head, nullptr);
   if (ranks_.world() == 1) return mine;
   const Tensor all = buffer(stage, dtype_of<float>, {hidden.shape[0], config_.vocab});
