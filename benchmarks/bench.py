@@ -33,6 +33,7 @@ from peers import Peer
 
 from kdtr import __version__, numerics
 from kdtr.ops import Engine
+from kdtr.reference import linear, mla_output, mla_project
 from kdtr.reference.verify_attn import reference
 
 HERE = Path(__file__).resolve().parent
@@ -803,9 +804,128 @@ def moe(
     return work
 
 
+KINDS = {"bf16": torch.bfloat16, "f32": torch.float32}
+OTHERS = ("x", "latent", "positions", "inv_freq")  # inputs that are no weights
+
+
+def products(both: Both, op: str, T: int, rows: str, weights: str, **sizes: Any) -> Work:
+    """A product of the model, with rows and weights of the given types; floor: weights once."""
+    build = {"linear": _linear, "mla_project": _mla_project, "mla_output": _mla_output}[op]
+    inputs, attrs, out, sample = build(T, KINDS[rows], KINDS[weights], **sizes)
+    arith = "f32" if rows == "f32" else "bf16_f32acc"
+    arith += "_f32out" if rows == "bf16" and sizes.get("out") == "f32" else ""
+    run = both.prepare(op, out, arith, **inputs, **attrs)
+    rules = {"linear": linear, "mla_project": mla_project, "mla_output": mla_output}[op]
+
+    def check() -> str:
+        run()
+        given, got = sample()
+        host = {n: t.double().cpu().numpy() for n, t in given.items()}
+        host |= {n: host[n].astype(np.int32) for n in ("positions",) if n in host}
+        want = rules.reference(host, attrs, arith)
+        for name, value in got.items():
+            hard = want.get(f"{name}/hard", 1e-9)  # a status is exact
+            error = np.abs(value.double().cpu().numpy() - want[name]) / hard
+            if not np.all(error <= 1):
+                return f"{name}: {np.max(error):.3g} budgets off"
+        return ""
+
+    shape = " ".join(f"{name} {size}" for name, size in sizes.items())
+    matrices = {n: t for n, t in inputs.items() if n not in OTHERS}
+    used = {
+        n: t.numel() // (2 if n == "kv_b" else 1) for n, t in matrices.items()
+    }  # keys or values
+    work = Work(
+        f"{op} {rows} rows, {weights} weights, T {T} {shape}",
+        run,
+        check,
+        bytes=sum(used[n] * t.element_size() for n, t in matrices.items()),
+        flops=2.0 * T * sum(used.values()) if rows == "bf16" else 0.0,
+    )
+    if rows == weights:
+        work.peers["torch"] = getattr(peers, f"torch_{op}")(inputs, attrs)
+    return work
+
+
+def _random(*shape: int, kind: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    x = torch.empty(shape, dtype=kind, device="cuda")
+    return x.normal_(0.0, scale, generator=_generator())
+
+
+def _some(size: int, count: int) -> torch.Tensor:
+    """The first, the last and some indices between."""
+    return torch.linspace(0, size - 1, min(size, count), device="cuda").long().unique()
+
+
+def _linear(
+    T: int, x: torch.dtype, w: torch.dtype, K: int, N: int, out: str
+) -> tuple[Tensors, dict[str, Any], Tensors, Callable[[], tuple[Tensors, Tensors]]]:
+    inputs = {"x": _random(T, K, kind=x), "weight": _random(N, K, kind=w, scale=K**-0.5)}
+    result = {"out": torch.empty(T, N, dtype=KINDS[out], device="cuda"), "status": i32(T)}
+
+    def sample() -> tuple[Tensors, Tensors]:
+        t, n = _some(T, 9), _some(N, 61)
+        return (
+            {"x": inputs["x"][t], "weight": inputs["weight"][n]},
+            {"out": result["out"][t][:, n], "status": result["status"][t]},
+        )
+
+    return inputs, {}, result, sample
+
+
+def _mla_project(
+    T: int, x: torch.dtype, w: torch.dtype, D: int, Q: int, C: int, H: int, n: int, r: int, v: int
+) -> tuple[Tensors, dict[str, Any], Tensors, Callable[[], tuple[Tensors, Tensors]]]:
+    inputs = {
+        "x": _random(T, D, kind=x),
+        "positions": torch.arange(1000, 1000 + T, dtype=torch.int32, device="cuda"),
+        "inv_freq": 10000.0 ** -(torch.arange(r // 2, device="cuda").float() * 2 / r),
+        "q_a": _random(Q, D, kind=w, scale=D**-0.5),
+        "q_a_norm": _random(Q, kind=w, scale=0.1) + 1,
+        "q_b": _random(H * (n + r), Q, kind=w, scale=Q**-0.5),
+        "kv_a": _random(C + r, D, kind=w, scale=D**-0.5),
+        "kv_a_norm": _random(C, kind=w, scale=0.1) + 1,
+        "kv_b": _random(H, n + v, C, kind=w, scale=C**-0.5),
+    }
+    attrs = {"eps": 1e-6, "rope_scale": 1.0, "store": "interleaved"}
+    result = {
+        "q": torch.empty(T, H, C + r, dtype=x, device="cuda"),
+        "kv": torch.empty(T, C + r, dtype=x, device="cuda"),
+        "status": i32(T),
+    }
+
+    def sample() -> tuple[Tensors, Tensors]:
+        t, h = _some(T, 2), _some(H, 3)
+        rows = (h[:, None] * (n + r) + torch.arange(n + r, device="cuda")).flatten()
+        cut = {"q_b": inputs["q_b"][rows], "kv_b": inputs["kv_b"][h]}
+        cut |= {"x": inputs["x"][t], "positions": inputs["positions"][t]}
+        return inputs | cut, {"q": result["q"][t][:, h], "kv": result["kv"][t]}
+
+    return inputs, attrs, result, sample
+
+
+def _mla_output(
+    T: int, x: torch.dtype, w: torch.dtype, D: int, C: int, H: int, n: int, v: int
+) -> tuple[Tensors, dict[str, Any], Tensors, Callable[[], tuple[Tensors, Tensors]]]:
+    inputs = {
+        "latent": _random(T, H, C, kind=x),
+        "kv_b": _random(H, n + v, C, kind=w, scale=C**-0.5),
+        "o": _random(D, H * v, kind=w, scale=(H * v) ** -0.5),
+    }
+    result = {"out": torch.empty(T, D, dtype=x, device="cuda"), "status": i32(T)}
+
+    def sample() -> tuple[Tensors, Tensors]:
+        t, d = _some(T, 2), _some(D, 61)
+        cut = {"latent": inputs["latent"][t], "o": inputs["o"][d]}
+        return inputs | cut, {"out": result["out"][t][:, d], "status": result["status"][t]}
+
+    return inputs, {}, result, sample
+
+
 BUILDERS: dict[str, Callable[..., Work]] = {
     "topk": topk, "tree": tree, "build": build, "accept": accept, "merge": merge, "attn": attn,
     "tail": tail, "step": step, "moe": moe,
+    "products": products,
 }  # fmt: skip
 
 

@@ -412,3 +412,52 @@ def _flashinfer(a: dict[str, Any], P: int, page_size: int, wrong: Wrong, backend
         return wrong({"out": out.reshape(R, N, H, 512), "lse": lse.reshape(R, N, H)}, True)
 
     return Peer(run, check)
+
+    return run
+
+
+def torch_linear(a: dict[str, torch.Tensor], _: dict[str, Any]) -> Peer:
+    """torch's linear, by cuBLAS, in the dtype of its inputs."""
+    return Peer(lambda: torch.nn.functional.linear(a["x"], a["weight"]))
+
+
+def torch_mla_project(a: dict[str, torch.Tensor], attrs: dict[str, Any]) -> Peer:
+    """The same operations in eager torch, intermediates in the dtype of the rows."""
+    T, (H, _, C) = a["x"].shape[0], a["kv_b"].shape
+    r = 2 * a["inv_freq"].shape[0]
+    n = a["q_b"].shape[0] // H - r
+    keys = a["kv_b"][:, :n]
+    linear, norm = torch.nn.functional.linear, torch.nn.functional.rms_norm
+
+    def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        even, odd = x[..., 0::2].float(), x[..., 1::2].float()
+        turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1)
+        return turned.flatten(-2).to(x.dtype)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        angle = a["positions"].float()[:, None] * a["inv_freq"]
+        cos, sin = torch.cos(angle)[:, None], torch.sin(angle)[:, None]
+        latent = norm(linear(a["x"], a["q_a"]), (a["q_a"].shape[0],), a["q_a_norm"], attrs["eps"])
+        q = linear(latent, a["q_b"]).view(T, H, n + r)
+        absorbed = torch.bmm(q[..., :n].transpose(0, 1), keys).transpose(0, 1)
+        z = linear(a["x"], a["kv_a"])
+        row = norm(z[:, :C], (C,), a["kv_a_norm"], attrs["eps"])
+        return (
+            torch.cat([absorbed, turn(q[..., n:], cos, sin)], -1),
+            torch.cat([row, turn(z[:, None, C:], cos, sin)[:, 0]], -1),
+        )
+
+    return Peer(run)
+
+
+def torch_mla_output(a: dict[str, torch.Tensor], _: dict[str, Any]) -> Peer:
+    """The same operations in eager torch."""
+    H = a["kv_b"].shape[0]
+    v = a["o"].shape[1] // H
+    values = a["kv_b"][:, -v:].transpose(1, 2)
+
+    def run() -> torch.Tensor:
+        mine = torch.bmm(a["latent"].transpose(0, 1), values).transpose(0, 1)
+        return torch.nn.functional.linear(mine.flatten(1), a["o"])
+
+    return Peer(run)

@@ -20,6 +20,19 @@ if(NOT KDTR_CUDA STREQUAL "OFF")
     set(KDTR_HAVE_CUDA ON)
     message(STATUS "CUDA kernels: on, nvcc ${CMAKE_CUDA_COMPILER_VERSION}, architectures "
                    "${CMAKE_CUDA_ARCHITECTURES}")
+    # Nothing here links to cuBLAS: bf16 products of many tokens load it when first needed, by its
+    # name, or from where it is found now: the toolkit, or the package nvidia-cublas.
+    file(GLOB wheels "$ENV{VIRTUAL_ENV}/lib/python3*/site-packages/nvidia/*/lib")
+    find_library(KDTR_CUBLAS NAMES libcublas.so.13 libcublas.so.12
+                 HINTS "${CMAKE_CUDA_COMPILER_TOOLKIT_LIBRARY_ROOT}/lib64" PATHS ${wheels})
+    set(KDTR_CUBLAS_FOUND "")
+    if(KDTR_CUBLAS)
+      set(KDTR_CUBLAS_FOUND "${KDTR_CUBLAS}")
+      message(STATUS "cuBLAS: ${KDTR_CUBLAS}, loaded when first needed")
+    else()
+      message(STATUS "cuBLAS: not found; without it at run time either, this project's kernels "
+                     "do all products")
+    endif()
   elseif(KDTR_CUDA STREQUAL "ON")
     message(FATAL_ERROR "KDTR_CUDA: nvcc not found, want nvcc on PATH or -DCMAKE_CUDA_COMPILER=...")
   else()

@@ -63,7 +63,7 @@ for name in cpu mutants; do
   [ -z "$objects" ] || $cxx -shared $objects -o "$out/libkdtr_$name.so"
 done
 if [ -n "${objects_cuda:-}" ]; then
-  $nvcc -shared -cudart static $objects_cuda -o "$out/libkdtr_cuda.so"
+  $nvcc -shared -cudart static $objects_cuda -ldl -o "$out/libkdtr_cuda.so"
 fi
 [ -z "$objects_conform" ] || $cxx -rdynamic $objects_conform -pthread -ldl -o "$out/kdtr-conform"
 echo "built in $out: $(ls "$out" | grep -E '^(lib|kdtr)' | tr '\n' ' ')"

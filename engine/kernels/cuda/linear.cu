@@ -1,32 +1,46 @@
-// linear@1 on cuda: a warp a column, weights read once for eight tokens; f32 rows, f32 or bf16
-// weights; f32 sums in a fixed order.
-// x [T, K], weight [N, K] (, residual [T, N]) -> out [T, N], status [T].
-#include "detail/matrix.cuh"
+// linear@1 on cuda: f32 rows with f32 or bf16 weights, a warp a few columns; bf16 rows and weights
+// on tensor cores, by cuBLAS beyond 64 tokens; f32 sums, one rounding. x [T, K], weight [N, K] (,
+// residual [T, N]) -> out [T, N], status [T].
+#include "detail/product.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
 namespace {
 
+std::size_t workspace(Call& call) {
+  const DLTensor& x = call.any("x", KDTR_IN, "T K");
+  return call.has("residual", KDTR_IN) ? 0 : blas_workspace(call.dim("T"), x.dtype);
+}
+
 void run(Call& call, void* stream) {
-  const auto x = call.in<float>("x", "T K");
+  const DLTensor& x = call.any("x", KDTR_IN, "T K");
   const DLTensor& weight = call.any("weight", KDTR_IN, "N K");
-  const auto out = call.out<float>("out", "T N");
+  const DLTensor& out = call.any("out", KDTR_OUT, "T N");
   const auto status = call.out<std::int32_t>("status", "T");
   const std::int64_t rows = call.dim("T"), k = call.dim("K"), n = call.dim("N");
-  const float* residual =
-      call.has("residual", KDTR_IN) ? call.in<float>("residual", "T N").data : nullptr;
+  const DLTensor* residual =
+      call.has("residual", KDTR_IN) ? &call.any("residual", KDTR_IN, "T N") : nullptr;
+  if (is<float>(x.dtype)) require_dtype(call, "out", out, dtype_of<float>);
+  if (residual != nullptr) require_dtype(call, "residual", *residual, out.dtype);
   const cudaStream_t s = cuda_stream(stream);
-  check({x.data, k, residual, n, nullptr}, rows, status.data, s);
-  with_weight(call, "weight", weight.dtype, [&]<class W>(W) {
-    multiply({x.data, k, 0, 0, out.data, n, 0, residual, status.data, rows, n, k},
-             static_cast<const W*>(bytes(weight)), 1, s);
+  with_rows(call, "x", x.dtype, "weight", weight.dtype, [&]<class X, class W>(X, W) {
+    const auto with_out = [&]<class Y>(Y) {
+      const auto* from = static_cast<const X*>(bytes(x));
+      const auto* add = residual == nullptr ? nullptr : static_cast<const Y*>(bytes(*residual));
+      check(Rows<X, Y>{from, k, add, n}, rows, status.data, s);
+      multiply(Product<X, W, Y>{from, k, 0, static_cast<const W*>(bytes(weight)), k, 0,
+                                static_cast<Y*>(bytes(out)), n, 0, add, status.data, rows, n, k, 1,
+                                true},
+               call.workspace(), s);
+    };
+    if constexpr (std::is_same_v<X, float>) {
+      with_out(float{});
+    } else {
+      with_weight(call, "out", out.dtype, with_out);
+    }
   });
 }
 
-const char* unsupported(Call& call) {
-  return is<float>(call.any("x", KDTR_IN, "* *").dtype) ? nullptr : "bf16 rows";
-}
-
 }  // namespace
-KDTR_KERNEL({"linear@1", run, nullptr, unsupported});
+KDTR_KERNEL({"linear@1", run, workspace});
 }  // namespace kdtr::cuda

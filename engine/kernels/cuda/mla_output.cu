@@ -1,46 +1,52 @@
-// mla_output@1 on cuda: values of all heads, then o_proj; a warp a column; f32 rows, f32 or bf16
-// weights.
-// latent [T, H, C], kv_b [H, n+v, C], o [D, H*v] (, residual [T, D]) -> out [T, D], status [T].
-#include "detail/matrix.cuh"
+// mla_output@1 on cuda: values of all heads, then o_proj, as linear's products; f32 rows with f32
+// or bf16 weights, or bf16 both, when the values are rounded to bf16. latent [T, H, C], kv_b [H,
+// n+v, C], o [D, H*v] (, residual [T, D]) -> out [T, D], status [T].
+#include "detail/product.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
 namespace {
 
 std::size_t workspace(Call& call) {
-  call.any("latent", KDTR_IN, "T H C");
+  const DLTensor& latent = call.any("latent", KDTR_IN, "T H C");
   call.any("o", KDTR_IN, "D HV");
-  return static_cast<std::size_t>(call.dim("T") * call.dim("HV")) * sizeof(float);
+  const std::int64_t rows = call.dim("T");
+  return padded(rows * call.dim("HV") * latent.dtype.bits / 8) + blas_workspace(rows, latent.dtype);
 }
 
 void run(Call& call, void* stream) {
-  const auto latent = call.in<float>("latent", "T H C");
+  const DLTensor& latent = call.any("latent", KDTR_IN, "T H C");
   const DLTensor& kv_b = call.any("kv_b", KDTR_IN, "H NV C");
   const DLTensor& o = call.any("o", KDTR_IN, "D HV");
-  const auto out = call.out<float>("out", "T D");
+  const DLTensor& out = call.any("out", KDTR_OUT, "T D");
   const auto status = call.out<std::int32_t>("status", "T");
   require_dtype(call, "o", o, kv_b.dtype);
+  require_dtype(call, "out", out, latent.dtype);
   const std::int64_t rows = call.dim("T"), h = call.dim("H"), c = call.dim("C");
   const std::int64_t d = call.dim("D"), hv = call.dim("HV"), nv = call.dim("NV");
   const std::int64_t v = h > 0 ? hv / h : 0;
   KDTR_CHECK(v * h == hv && v <= nv, call.where("o"), "columns", "a multiple of the heads", hv);
-  const float* residual =
-      call.has("residual", KDTR_IN) ? call.in<float>("residual", "T D").data : nullptr;
-  auto* values = static_cast<float*>(call.workspace());
+  const DLTensor* residual =
+      call.has("residual", KDTR_IN) ? &call.any("residual", KDTR_IN, "T D") : nullptr;
+  if (residual != nullptr) require_dtype(call, "residual", *residual, latent.dtype);
   const cudaStream_t s = cuda_stream(stream);
-  check({latent.data, h * c, residual, d, nullptr}, rows, status.data, s);
-  with_weight(call, "kv_b", kv_b.dtype, [&]<class W>(W) {
-    multiply({latent.data, h * c, c, nv * c, values, hv, v, nullptr, status.data, rows, v, c},
-             static_cast<const W*>(bytes(kv_b)) + (nv - v) * c, h, s);
-    multiply({values, hv, 0, 0, out.data, d, 0, residual, status.data, rows, d, hv},
-             static_cast<const W*>(bytes(o)), 1, s);
+  with_rows(call, "latent", latent.dtype, "kv_b", kv_b.dtype, [&]<class X, class W>(X, W) {
+    const auto* from = static_cast<const X*>(bytes(latent));
+    const auto* add = residual == nullptr ? nullptr : static_cast<const X*>(bytes(*residual));
+    const W* value_rows = static_cast<const W*>(bytes(kv_b)) + (nv - v) * c;
+    auto* values = static_cast<X*>(call.workspace());
+    void* blas = reinterpret_cast<std::byte*>(values) + padded(rows * hv * sizeof(X));
+    check(Rows<X, X>{from, h * c, add, d}, rows, status.data, s);
+    multiply(Product<X, W, X>{from, h * c, c, value_rows, c, nv * c, values, hv, v, nullptr,
+                              nullptr, rows, v, c, h, true},
+             blas, s);
+    multiply(Product<X, W, X>{values, hv, 0, static_cast<const W*>(bytes(o)), hv, 0,
+                              static_cast<X*>(bytes(out)), d, 0, add, status.data, rows, d, hv, 1,
+                              false},
+             blas, s);
   });
 }
 
-const char* unsupported(Call& call) {
-  return is<float>(call.any("latent", KDTR_IN, "* * *").dtype) ? nullptr : "bf16 rows";
-}
-
 }  // namespace
-KDTR_KERNEL({"mla_output@1", run, workspace, unsupported});
+KDTR_KERNEL({"mla_output@1", run, workspace});
 }  // namespace kdtr::cuda

@@ -1,9 +1,10 @@
-// f32 rows times f32 or bf16 weight matrices, norms and rotations of rows. Every output is summed
-// in one fixed order that depends on its own row alone, so a token's bits are the same in any
-// batch.
+// What the transformer ops share: sums over rows, checks, norms and rotations of rows. Every output
+// is summed in one fixed order that depends on its own row alone, so a token's bits are the same in
+// any batch.
 #pragma once
 
 #include "floats.cuh"
+#include "overlap.cuh"
 
 namespace kdtr::cuda {
 
@@ -37,6 +38,21 @@ void with_weight(const Call& call, const char* name, DLDataType dtype, F&& body)
   if (is<float>(dtype)) return body(float{});
   if (is<bf16>(dtype)) return body(__nv_bfloat16{});
   fail(call.where(name), "dtype", "f32 or bf16", dtype_name(dtype));
+}
+
+// Calls `body` with zeros of the types of x and of the weights: f32 and f32 or bf16, or both bf16.
+template <class F>
+void with_rows(const Call& call, const char* name, DLDataType x, const char* weight, DLDataType w,
+               F&& body) {
+  with_weight(call, name, x, [&]<class X>(X rows) {
+    with_weight(call, weight, w, [&]<class W>(W weights) {
+      if constexpr (std::is_same_v<X, float> || std::is_same_v<W, X>) {
+        body(rows, weights);
+      } else {
+        fail(call.where(weight), "dtype", "bf16, as x", dtype_name(w));
+      }
+    });
+  });
 }
 
 inline void require_dtype(const Call& call, const char* name, const DLTensor& tensor,
@@ -85,94 +101,56 @@ __device__ float lane_dot(const float* x, const W* w, std::int64_t n, int lane) 
   return sum;
 }
 
+// Whether this thread's part of a row is finite: 16 bytes at a time where the row allows it.
+template <class T>
+__device__ bool part_finite(const T* x, std::int64_t n) {
+  constexpr std::int64_t kCount = 16 / sizeof(T);
+  constexpr std::uint32_t kInf = 0x7F800000u;
+  bool ok = true;
+  std::int64_t whole = 0;
+  if (reinterpret_cast<std::uintptr_t>(x) % 16 == 0) {
+    whole = n / kCount;
+#pragma unroll 8
+    for (std::int64_t i = threadIdx.x; i < whole; i += blockDim.x) {
+      const uint4 v = reinterpret_cast<const uint4*>(x)[i];
+      for (const std::uint32_t word : {v.x, v.y, v.z, v.w}) {
+        ok = ok && (word & kInf) != kInf;
+        if (sizeof(T) == 2) ok = ok && (word << 16 & kInf) != kInf;
+      }
+    }
+  }
+  for (std::int64_t i = whole * kCount + threadIdx.x; i < n; i += blockDim.x)
+    ok = ok && isfinite(widen(x[i]));
+  return ok;
+}
+
 // status[t] = bad_input where a given row holds a NaN or infinity, or the position is negative.
+// f32 and bf16 rows.
+template <class X, class Y>
 struct Rows {
-  const float* x = nullptr;
+  const X* x = nullptr;
   std::int64_t n = 0;
-  const float* y = nullptr;
+  const Y* y = nullptr;
   std::int64_t m = 0;
   const std::int32_t* positions = nullptr;
 };
-// grid: tokens; block: kRowThreads.
-static __global__ void check_rows(Rows rows, std::int32_t* status) {
+constexpr int kCheckThreads = 512;
+// grid: tokens; block: kCheckThreads.
+template <class X, class Y>
+__global__ void check_rows(Rows<X, Y> rows, std::int32_t* status) {
+  let_next_start();
   const std::int64_t t = blockIdx.x;
   bool ok = rows.positions == nullptr || rows.positions[t] >= 0;
-  for (std::int64_t i = threadIdx.x; i < rows.n; i += kRowThreads)
-    ok = ok && isfinite(rows.x[t * rows.n + i]);
-  if (rows.y != nullptr)
-    for (std::int64_t i = threadIdx.x; i < rows.m; i += kRowThreads)
-      ok = ok && isfinite(rows.y[t * rows.m + i]);
+  ok = ok && part_finite(rows.x + t * rows.n, rows.n);
+  if (rows.y != nullptr) ok = ok && part_finite(rows.y + t * rows.m, rows.m);
   const int all = __syncthreads_and(ok ? 1 : 0);
   if (threadIdx.x == 0) status[t] = all != 0 ? kOk : kBadInput;
 }
-inline void check(const Rows& rows, std::int64_t tokens, std::int32_t* status, cudaStream_t s) {
+template <class X, class Y>
+void check(const Rows<X, Y>& rows, std::int64_t tokens, std::int32_t* status, cudaStream_t s) {
   if (tokens == 0) return;
-  check_rows<<<static_cast<unsigned>(tokens), kRowThreads, 0, s>>>(rows, status);
+  check_rows<<<static_cast<unsigned>(tokens), kCheckThreads, 0, s>>>(rows, status);
   KDTR_LAUNCHED("check_rows");
-}
-
-// out[z, t, n] = sum_k x[z, t, k] w[z, n, k] (+ residual[t, n]); 0 where status[t] is not ok.
-// Leading strides in elements; w is dense in k.
-struct Product {
-  const float* x;
-  std::int64_t x_row, x_batch;
-  std::int64_t w_batch;
-  float* out;
-  std::int64_t out_row, out_batch;
-  const float* residual;
-  const std::int32_t* status;
-  std::int64_t tokens, n, k;
-};
-// grid: (tokens / kTokenTile, n / 8, batches); block: 8 warps, one output column each. A weight is
-// read once for kTokenTile tokens; each token's sum has lane_dot's order.
-template <class W>
-__global__ void __launch_bounds__(8 * kWarp) product(Product p, const W* w) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const std::int64_t column = std::int64_t{blockIdx.y} * 8 + threadIdx.x / kWarp;
-  if (column >= p.n) return;
-  const std::int64_t first = std::int64_t{blockIdx.x} * kTokenTile, z = blockIdx.z;
-  const auto count = static_cast<int>(min(std::int64_t{kTokenTile}, p.tokens - first));
-  const W* row = w + z * p.w_batch + column * p.k;
-  const float* x = p.x + z * p.x_batch + first * p.x_row;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(x) % 16 == 0 && p.x_row % 4 == 0 &&
-                       reinterpret_cast<std::uintptr_t>(row) % (4 * sizeof(W)) == 0;
-  float sums[kTokenTile] = {};
-  std::int64_t i = lane * 4;
-  for (; i + 4 <= p.k; i += kWarp * 4) {
-    const float4 b =
-        aligned ? load4(row + i)
-                : float4{widen(row[i]), widen(row[i + 1]), widen(row[i + 2]), widen(row[i + 3])};
-#pragma unroll
-    for (int t = 0; t < kTokenTile; ++t) {
-      if (t >= count) break;
-      const float* from = x + t * p.x_row + i;
-      const float4 a = aligned ? load4(from) : float4{from[0], from[1], from[2], from[3]};
-      sums[t] += a.x * b.x;
-      sums[t] += a.y * b.y;
-      sums[t] += a.z * b.z;
-      sums[t] += a.w * b.w;
-    }
-  }
-  for (; i < p.k; ++i)
-    for (int t = 0; t < kTokenTile; ++t)
-      if (t < count) sums[t] += x[t * p.x_row + i] * widen(row[i]);
-#pragma unroll
-  for (int t = 0; t < kTokenTile; ++t) {
-    const float y = warp_sum(sums[t]);
-    if (lane != 0 || t >= count) continue;
-    const std::int64_t at = first + t;
-    float* out = p.out + z * p.out_batch + at * p.out_row + column;
-    const bool ok = p.status == nullptr || p.status[at] == kOk;
-    const float added = p.residual != nullptr && ok ? y + p.residual[at * p.n + column] : y;
-    *out = ok ? added : 0.0f;
-  }
-}
-template <class W>
-void multiply(const Product& p, const W* w, std::int64_t batches, cudaStream_t s) {
-  if (p.tokens == 0 || p.n == 0 || batches == 0) return;
-  const dim3 grid(blocks(p.tokens, kTokenTile), blocks(p.n, 8), static_cast<unsigned>(batches));
-  product<W><<<grid, 8 * kWarp, 0, s>>>(p, w);
-  KDTR_LAUNCHED("product");
 }
 
 // The factor 1 / sqrt(mean(x^2) + eps) of one row, by a block of kRowThreads.

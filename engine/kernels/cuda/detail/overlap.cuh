@@ -1,0 +1,47 @@
+// Launches that overlap. A kernel launched by `launch_next` may start when all blocks of the launch
+// before have, and does what needs nothing of it: from sm_90 on; elsewhere launches are in order.
+// Each such kernel waits, whatever path it takes, before it ends: so what it waits for includes all
+// launches before.
+#pragma once
+
+#include <utility>
+
+#include "kdtr/cuda.h"
+
+namespace kdtr::cuda {
+
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_last() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  KDTR_CUDA(cudaGetDevice(&device));
+  KDTR_CUDA(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+template <class... P, class... A>
+void launch_next(void (*kernel)(P...), dim3 grid, int block, std::size_t shared, cudaStream_t s,
+                 A&&... arguments) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(block));
+  config.dynamicSmemBytes = shared;
+  config.stream = s;
+  config.attrs = &overlap;
+  config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
+  KDTR_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<A>(arguments)...));
+}
+
+}  // namespace kdtr::cuda
