@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from kdtr import __version__, decode
+from kdtr.errors import EngineError
 from kdtr.reference.decode import rope_of
 
 Weights = dict[str, torch.Tensor]
@@ -398,7 +399,7 @@ class Both:
         must = [b for b in trees if wide or b < 64]
         row["trees_equal_greedy"] = faithful
         if not all(faithful[b] for b in must) or (wide and mine != same):
-            row["wrong"] = {"ours": mine, "torch": same, "trees": trees}
+            row["wrong"] = f"tokens differ: {mine}; torch {same}; trees {trees}"
         return row
 
     def floor(self, *, drafts: bool) -> dict[str, Any]:
@@ -473,7 +474,7 @@ def lines(row: dict[str, Any]) -> Iterator[str]:
     """A row as text."""
     name = f"{row['format']} experts, {row['precision']}"
     if "wrong" in row:
-        yield f"{name}: NOT TIMED, tokens differ: {row['wrong']}"
+        yield f"{name}: NOT TIMED: {row['wrong']}"
         return
     same = ", ".join(f"{b} {'yes' if ok else 'no'}" for b, ok in row["trees_equal_greedy"].items())
     yield (
@@ -481,7 +482,7 @@ def lines(row: dict[str, Any]) -> Iterator[str]:
         f"give the greedy tokens: {same}"
     )
     for kind, t in row.items():
-        if isinstance(t, dict):
+        if isinstance(t, dict) and "ms" in t:
             graph = f", in a graph {t['torch_graph_ms']:.3f} ms" if "torch_graph_ms" in t else ""
             yield (
                 f"  {kind}: {t['ms']:.3f} ms, floor {t['floor_ms']:.3f} ms "
@@ -526,16 +527,19 @@ def main() -> int:
             seconds = time.perf_counter() - start
             print(f"{form}: {size / 1e9:.2f} GB written in {seconds:.1f} s", flush=True)
             for precision in o.precision:
-                row = measure(o, form, precision, folder, weights, rate)
+                try:
+                    row = measure(o, form, precision, folder, weights, rate)
+                except EngineError as error:
+                    row = {"format": form, "precision": precision, "wrong": str(error)}
                 record["rows"].append(row)
+                if o.out:
+                    o.out.write_text(json.dumps(record, indent=1) + "\n")
                 failed += "wrong" in row
                 print("\n".join(lines(row)), flush=True)
                 torch.cuda.empty_cache()
             del weights
         finally:
             shutil.rmtree(folder)
-    if o.out:
-        o.out.write_text(json.dumps(record, indent=1) + "\n")
     return 1 if failed else 0
 
 
