@@ -251,9 +251,9 @@ def _large_strangers() -> Arrays:
     return x.inputs(16)
 
 
-def _unseen_rows(poison: float) -> Arrays:
+def _unseen_rows(poison: float, **shape: Any) -> Arrays:
     """Tree rows that nobody sees, not even their own node, hold poison."""
-    x = scene(310, [(18, 9), (0, 7)])
+    x = scene(310, [(18, 9), (0, 7)], **shape)
     visible = [x.visible(r) for r in range(2)]
     for r, unseen in ((0, (3, 8)), (1, (0, 5))):
         for j in unseen:
@@ -262,9 +262,9 @@ def _unseen_rows(poison: float) -> Arrays:
     return x.inputs(16, poison=poison, visible=visible)
 
 
-def _masked_rows() -> Arrays:
+def _masked_rows(**shape: Any) -> Arrays:
     """Nodes that see nothing at all, beside nodes that do."""
-    x = scene(320, [(0, 8), (0, 5), (3, 4)])
+    x = scene(320, [(0, 8), (0, 5), (3, 4)], **shape)
     visible = [x.visible(r) for r in range(3)]
     visible[0][[2, 7]] = False
     visible[1][:] = False
@@ -272,9 +272,9 @@ def _masked_rows() -> Arrays:
     return x.inputs(16, visible=visible)
 
 
-def _not_a_tree() -> Arrays:
+def _not_a_tree(**shape: Any) -> Arrays:
     """Any mask is legal: a checkerboard, with bytes other than 1 for visible."""
-    x = scene(330, [(5, 9)])
+    x = scene(330, [(5, 9)], **shape)
     i, j = np.arange(9)[:, None], np.arange(9)[None, :]
     marks = np.where((i * 3 + j * 5) % 4 < 2, 1, 0).astype(np.uint8)
     inputs = x.inputs(1)
@@ -297,9 +297,9 @@ def _shifted(seed: int, level: float, spread: float) -> Callable[[], Arrays]:
     return make
 
 
-def _ascending() -> Arrays:
+def _ascending(**shape: Any) -> Arrays:
     """Scores that rise over the keys: the running maximum changes in each tile."""
-    x = scene(350, [(140, 3)])
+    x = scene(350, [(140, 3)], **shape)
     x.q[..., VALUES] = 4.0
     for rows, first in ((x.prefix[0], 0), (x.tree[0], 140)):
         rows[:, VALUES] = (np.arange(len(rows)) + first) / 8 - 12
@@ -365,9 +365,9 @@ def _scaled(seed: int, gain: float, dtype: str = "f32") -> Callable[[], Arrays]:
     return make
 
 
-def _page_out_of_range() -> Arrays:
+def _page_out_of_range(**shape: Any) -> Arrays:
     """One fault a request, good requests between them."""
-    x = scene(400, [(20, 3)] * 12, H=1)
+    x = scene(400, [(20, 3)] * 12, H=1, **shape)
     inputs = x.inputs(16)
     pages = len(inputs["kv_pool"]) // 16
     inputs["page_table"][1, 1] = pages  # first page past the pool
@@ -445,6 +445,7 @@ def cases() -> Iterator[Case]:
     yield from _sizes()
     yield from _scores()
     yield from _dtypes()
+    yield from _tensor_cores()
     yield from _refusals()
     yield from _recorded()
 
@@ -1078,6 +1079,52 @@ def _dtypes() -> Iterator[Case]:
         seed=1340,
         kills=("tail_tile_dropped",),
     )
+
+
+def _tensor_cores() -> Iterator[Case]:
+    """What a kernel of its own for D 576 and Dv 512 can get wrong; other cases do not reach it."""
+    bf16, f16 = "bf16_f32acc_pbf16", "f16_f32acc_pf16"
+    lengths = [(0, 5), (31, 1), (33, 9), (64, 3), (0, 0), (130, 17)]
+
+    def mla(inputs: Callable[..., Arrays], *given: Any, dtype: str = "bf16", **shape: Any) -> Any:
+        return partial(inputs, *given, D=576, dtype=dtype, **shape)
+
+    for name, catches, inputs, page, profile, flags in (
+        ("ragged_batch", "lengths around tiles, and rows of several nodes in a block",
+         _random(1400, lengths, 16, H=3, D=576, dtype="bf16"), 16, bf16, ("ragged",)),
+        ("many_nodes", "masks of a block whose rows are all of different nodes",
+         _members(1401, [(40, 70)], 1, Dv=512, D=576, group=1, dtype="bf16"), 1, bf16,
+         ("membership",)),
+        ("heads_17", "blocks that begin and end inside a node",
+         _random(1402, [(127, 8), (95, 5)], 64, H=17, D=576, dtype="f16"), 64, f16, ("ragged",)),
+        ("splits", "a key lost or doubled between splits",
+         _members(1403, [(2500, 3), (1100, 2)], 16, Dv=512, D=576, window=900, group=4,
+                  dtype="f16"), 16, f16, ("ragged", "membership")),
+        ("ascending_scores", "output or sum not rescaled when a tile raises the maximum",
+         mla(_ascending), 16, bf16, ()),
+        ("unseen_rows_nan", "a row that nobody sees, multiplied by a weight of 0",
+         mla(_unseen_rows, NAN), 16, bf16, ("poison",)),
+        ("rows_that_see_nothing", "NaN or a mean for a row without keys",
+         mla(_masked_rows, dtype="f16"), 16, f16, ()),
+        ("any_mask", "a mask taken for a tree, or a byte for a bit",
+         mla(_not_a_tree), 1, bf16, ()),
+        ("refused_requests", "a refused request that is read, or that fails its batch",
+         mla(_page_out_of_range), 16, bf16, ("ragged",)),
+    ):  # fmt: skip
+        yield Case(
+            name=f"mla_{name}", catches=f"at D 576, Dv 512: {catches}", inputs=inputs,
+            attrs=_attrs(page, Dv=512), dtypes=_all(profile.split("_")[0]), profile=profile,
+            family="random", tier="full", flags=flags,
+        )  # fmt: skip
+    for part in ("prefix", "tail"):
+        yield Case(
+            name=f"mla_part_{part}",
+            catches=f"at D 576, Dv 512: the {part} alone, with its output in f32 for a merge",
+            inputs=_random(1404, [(70, 12), (3, 20)], 16, part, H=4, D=576, dtype="bf16"),
+            attrs=_attrs(16, part, Dv=512), dtypes=_all("bf16", "f32"),
+            profile="bf16_f32acc_pbf16_f32out", family="random", seed=1404, tier="full",
+            flags=("ragged",),
+        )  # fmt: skip
 
 
 def _refusals() -> Iterator[Case]:

@@ -1,9 +1,11 @@
 // verify_attn@1 on cuda: online softmax over key tiles, split-KV, f32 | bf16 | f16, f32
-// accumulation. q [R, N, H, D], kv_pool [slots, D] -> out [R, N, H, Dv], lse [R, N, H], status [R];
-// no aliasing.
+// accumulation; tensor cores for bf16 and f16 at D 576, Dv 512. q [R, N, H, D], kv_pool [slots, D]
+// -> out [R, N, H, Dv], lse [R, N, H], status [R]; no aliasing.
 #include <algorithm>
+#include <cstdlib>
 
 #include "detail/attention.cuh"
+#include "detail/mla_mma.cuh"
 #include "detail/mla_sm90.cuh"
 #include "kdtr/registry.h"
 
@@ -197,11 +199,27 @@ Parsed parse(Call& c) {
   return parsed;
 }
 
-// Enough for either kernel: which one runs also depends on where the data lies.
+// Enough for each kernel: which one runs also depends on where the data lies.
 std::size_t workspace_of(Attention a) {
-  const std::size_t any = workspace_bytes(a, kAnyCut);
-  size_units(a, sm90::kCut);
-  return std::max(any, sm90::fits(a) ? workspace_bytes(a, sm90::kCut) : 0);
+  std::size_t most = workspace_bytes(a, kAnyCut);
+  const auto add = [&](bool fits, Cut cut) {
+    size_units(a, cut);
+    if (fits) most = std::max(most, workspace_bytes(a, cut));
+  };
+  add(sm90::fits(a), sm90::kCut);
+  add(portable::fits(a), portable::kCut);
+  return most;
+}
+
+// Runs the fastest kernel that takes the call; false if only `attend_any` does. For tests and
+// benchmarks the environment can leave out faster ones: KDTR_VERIFY_ATTN=mma | any.
+template <class T, class O>
+bool run_tensor_cores(const Attention& a, void* workspace, cudaStream_t stream) {
+  const char* named = std::getenv("KDTR_VERIFY_ATTN");
+  const std::string_view most = named == nullptr ? "" : named;
+  if (most == "any") return false;
+  return (most != "mma" && sm90::run<T, O>(a, workspace, stream)) ||
+         portable::run<T, O>(a, workspace, stream);
 }
 
 std::size_t workspace(Call& c) {
@@ -224,7 +242,7 @@ void run(Call& c, void* stream) {
       using O = decltype(to);
       if constexpr (std::is_same_v<T, O> || std::is_same_v<O, float>) {
         if constexpr (!std::is_same_v<T, float>) {
-          if (sm90::run<T, O>(a, c.workspace(), cuda_stream(stream))) return;
+          if (run_tensor_cores<T, O>(a, c.workspace(), cuda_stream(stream))) return;
         }
         // grid: (row block, split) units, R, 512 columns each; block: 8 warps; smem: 12 KB static
         attend_any<T, O><<<{units, requests, chunks}, kThreads, 0, cuda_stream(stream)>>>(a);

@@ -129,6 +129,19 @@ __device__ inline std::int64_t part_row(const Attention& a, const Plan& p, Cut c
   return (static_cast<std::int64_t>(request) * a.parts + split * p.blocks + block) * cut.rows;
 }
 
+// The block's rows from `row0` on, at most `count`: of requests that are refused or inactive, and
+// past the active rows.
+template <class O>
+__device__ void write_pads(const Attention& a, int request, int row0, int count) {
+  const std::int64_t all_rows = static_cast<std::int64_t>(a.nodes) * a.heads;
+  const std::int64_t first = request * all_rows + row0;
+  const int rows = static_cast<int>(min(static_cast<std::int64_t>(count), all_rows - row0));
+  O* out = static_cast<O*>(a.out) + first * a.values;
+  const int me = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  for (int i = me; i < rows * a.values; i += threads) out[i] = narrow<O>(0.0f);
+  for (int i = me; i < rows; i += threads) a.lse[first + i] = -INFINITY;
+}
+
 __device__ inline void accumulate(float& total, float weight, float x) {
   total = fmaf(weight, x, total);
 }

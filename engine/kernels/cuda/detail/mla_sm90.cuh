@@ -552,20 +552,6 @@ __device__ void write_result(const Attention& a, const Plan& p, const Work& w, i
   }
 }
 
-// Rows of requests that are refused or inactive, and blocks past the active rows.
-template <class O>
-__device__ void write_pads(const Attention& a, int request, int row0) {
-  const int rows = min(kTileRows, a.nodes * a.heads - row0);
-  const std::int64_t first = static_cast<std::int64_t>(request) * a.nodes * a.heads + row0;
-  O* out = static_cast<O*>(a.out) + first * kValues;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * kValues; i += kThreads) {
-    out[i] = narrow<O>(0.0f);
-  }
-  for (int i = static_cast<int>(threadIdx.x); i < rows; i += kThreads) {
-    a.lse[first + i] = -INFINITY;
-  }
-}
-
 template <class T, class O>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_mla(const Attention a, const __grid_constant__ CUtensorMap q_map,
@@ -620,7 +606,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (bad || idle) {
     if (threadIdx.x == 0 && !idle)
       barrier_wait(&shared.q_full, 0);  // no block ends before its loads
-    if (p.splits == 1) write_pads<O>(a, request, row0);
+    if (p.splits == 1) write_pads<O>(a, request, row0, kTileRows);
     return;
   }
 
@@ -692,7 +678,7 @@ inline bool fits(const Attention& a) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
   };
   return a.width == kWidth && a.values == kValues && a.slots > 0 && a.slots < 1ll << 31 &&
-         rows > 0 && rows < 1ll << 31 && a.scale >= 0 && a.scale < INFINITY && aligned(a.q) &&
+         rows > 0 && rows < 1ll << 31 && a.scale > 0 && a.scale < INFINITY && aligned(a.q) &&
          aligned(a.pool) && aligned(a.out);
 }
 

@@ -4,13 +4,9 @@
 
 #include <cuda.h>
 
-#include "floats.cuh"
+#include "mma.cuh"
 
 namespace kdtr::cuda::sm90 {
-
-__device__ inline std::uint32_t shared_address(const void* p) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-}
 
 __device__ inline void barrier_init(std::uint64_t* bar, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count));
@@ -64,12 +60,6 @@ __device__ inline void tma_load(void* to, const CUtensorMap& map, int column, in
       : "memory");
 }
 
-// 16 bytes, or 16 zeros without reading.
-__device__ inline void copy16(std::uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
-}
 // Arrives once all of this thread's copies so far are done.
 __device__ inline void barrier_arrive_copied(std::uint64_t* bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar))
@@ -129,24 +119,6 @@ __device__ inline std::uint32_t tile_descriptor(std::uint32_t address) {
   return (address & 0x3FFFF) >> 4 | 512 << 16;
 }
 #define KDTR_DESCRIPTOR_HIGH 0x40000040
-
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Two values in one register, the first in the low half.
-template <class T>
-__device__ std::uint32_t pack(float low, float high) {
-  std::uint32_t word;
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  }
-  return word;
-}
 
 // clang-format off
 #define KDTR_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
