@@ -2,8 +2,8 @@
 // Dv 512, bf16 | f16. Made for 99 KB of shared memory, which sm_86 and sm_120 have.
 //
 // Queries stay in registers: warps 2 p and 2 p + 1 hold rows 16 p to 16 p + 15, each one half of
-// the columns, and add their halves of the scores. Each of the 8 warps holds 64 output columns of
-// all 64 rows.
+// the columns; they exchange halves of the sums, so that each weighs 8 rows. Each of the 8 warps
+// holds 64 output columns of all 64 rows.
 #pragma once
 
 #include "attention.cuh"
@@ -27,9 +27,9 @@ struct Shared {
   // Rows are padded by 16 bytes: the eight rows of a matrix then lie in different banks.
   alignas(16) std::uint8_t keys[2][kTileKeys][kWidth * 2 + 16];
   alignas(16) std::uint8_t weights[kTileRows][kTileKeys * 2 + 16];
-  float4 scores[kWarps][4][32];  // a warp's half of its sums: key octet, lane
+  float4 scores[kWarps][2][32];  // sums of a warp for its partner: 16 keys, lane
   float keep[kTileRows];         // what a tile's new maximum leaves of earlier sums
-  float top[kTileRows], sum[2][kTileRows];
+  float top[kTileRows], sum[kTileRows];
   std::uint32_t visible[2][kTileRows];  // buffer, node of the block: the keys that it sees
 };
 static_assert(sizeof(Shared) <= 99 * 1024);
@@ -46,9 +46,9 @@ __device__ inline int thread() {
 struct Place {
   const int me = thread();
   const int warp = me / 32, lane = me % 32;
-  const int half = warp % 2;                    // of D in a score, of the keys in a weight
+  const int half = warp % 2;                    // of D in its sums, of the 16 rows in its weights
   const int octet = lane / 4, pair = lane % 4;  // row and columns in a 16 x 8 accumulator
-  const int row = warp / 2 * 16 + octet;        // that it scores; also row + 8
+  const int row = warp / 2 * 16 + octet;        // of its sums; also row + 8
 };
 
 // Loads key tiles: 8 threads a row, which each copy every eighth unit of 16 bytes.
@@ -124,9 +124,11 @@ __device__ inline void load_queries(const Attention& a, const Work& w,
   }
 }
 
-// Stores this warp's half of the sums of its rows times the tile's keys.
+// This warp's half of the sums of its rows times the tile's keys: keeps those of the 8 rows that
+// it weighs, stores the others for its partner.
 template <class T>
-__device__ void score(Shared& shared, const std::uint32_t (&q)[kSteps][4], int buffer) {
+__device__ void score(Shared& shared, const std::uint32_t (&q)[kSteps][4], int buffer,
+                      float (&mine)[8]) {
   const Place at;
   constexpr auto kHigh = static_cast<std::uint32_t>(16 * sizeof(shared.keys[0][0]));
   const std::uint32_t keys = shared_address(&shared.keys[buffer][at.lane / 16 * 8 + at.lane % 8]
@@ -142,67 +144,66 @@ __device__ void score(Shared& shared, const std::uint32_t (&q)[kSteps][4], int b
     multiply_add<T>(s[2], q[step], high[0], high[1]);
     multiply_add<T>(s[3], q[step], high[2], high[3]);
   }
+  float other[8];
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    shared.scores[at.warp][n][at.lane] = make_float4(s[n][0], s[n][1], s[n][2], s[n][3]);
+  for (int i = 0; i < 8; ++i) {
+    const float low = s[i / 2][i % 2], high = s[i / 2][i % 2 + 2];
+    mine[i] = at.half == 0 ? low : high;
+    other[i] = at.half == 0 ? high : low;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    shared.scores[at.warp][i][at.lane] =
+        make_float4(other[4 * i], other[4 * i + 1], other[4 * i + 2], other[4 * i + 3]);
   }
 }
 
-// Adds both halves of the scores, masks them, moves the rows' maxima and stores the weights. Both
-// warps of a pair have all scores of their rows; each weighs and counts 16 of the 32 keys.
+// Adds the partner's half of the scores of this thread's row, masks them, moves the row's maximum
+// and stores its weights. `sum` is over this thread's keys.
 template <class T>
-__device__ void weigh(const Attention& a, Shared& shared, int tile, int buffer, float (&top)[2],
-                      float (&sum)[2]) {
+__device__ void weigh(const Attention& a, Shared& shared, int tile, int buffer, float (&s)[8],
+                      float& top, float& sum) {
   const Place at;
   const Work& w = shared.work;
-  const float factor = a.scale * 1.44269504088896341f;
-  float s[4][4];
+  const int row = at.row + 8 * at.half;
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const float4 x = shared.scores[at.warp][n][at.lane], y = shared.scores[at.warp ^ 1][n][at.lane];
-    s[n][0] = x.x + y.x;
-    s[n][1] = x.y + y.y;
-    s[n][2] = x.z + y.z;
-    s[n][3] = x.w + y.w;
+  for (int i = 0; i < 2; ++i) {
+    const float4 other = shared.scores[at.warp ^ 1][i][at.lane];
+    s[4 * i] += other.x;
+    s[4 * i + 1] += other.y;
+    s[4 * i + 2] += other.z;
+    s[4 * i + 3] += other.w;
   }
+  if ((tile + 1) * kTileKeys > w.p.prefix) {
+    const int node = min((w.row0 + row) / a.heads, w.last_node);
+    const std::uint32_t bits = shared.visible[buffer][node - w.first_node] >> 2 * at.pair;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if ((tile + 1) * kTileKeys > w.p.prefix) {
-      const int node = min((w.row0 + at.row + 8 * h) / a.heads, w.last_node);
-      const std::uint32_t bits = shared.visible[buffer][node - w.first_node] >> 2 * at.pair;
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if ((bits >> (8 * n + e) & 1) == 0) s[n][2 * h + e] = -INFINITY;
-        }
-      }
+    for (int i = 0; i < 8; ++i) {
+      if ((bits >> (i / 2 * 8 + i % 2) & 1) == 0) s[i] = -INFINITY;
     }
-    float best = -INFINITY;
+  }
+  const float factor = a.scale * 1.44269504088896341f;
+  float best = -INFINITY;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) best = fmaxf(best, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-    best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
-    best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
-    best = fmaxf(top[h], best * factor);
-    const float shift = best == -INFINITY ? 0.0f : best;
-    const float keep = exp2_fast(top[h] - shift);
-    top[h] = best;
-    if (at.half == 0 && at.pair == 0) shared.keep[at.row + 8 * h] = keep;
-    float part = 0.0f;
+  for (int i = 0; i < 8; ++i) best = fmaxf(best, s[i]);
+  best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
+  best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
+  best = fmaxf(top, best * factor);
+  const float shift = best == -INFINITY ? 0.0f : best;
+  const float keep = exp2_fast(top - shift);
+  top = best;
+  if (at.pair == 0) shared.keep[row] = keep;
+  float part = 0.0f;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      float weight[2];
+  for (int i = 0; i < 8; ++i) {
+    s[i] = exp2_fast(fmaf(s[i], factor, -shift));
+    part += s[i];
+  }
+  sum = fmaf(sum, keep, part);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float x = at.half == 0 ? s[n][2 * h + e] : s[n + 2][2 * h + e];
-        weight[e] = exp2_fast(fmaf(x, factor, -shift));
-        part += weight[e];
-      }
-      const int column = at.half * 16 + n * 8 + at.pair * 2;
-      *reinterpret_cast<std::uint32_t*>(&shared.weights[at.row + 8 * h][column * 2]) =
-          pack<T>(weight[0], weight[1]);
-    }
-    sum[h] = fmaf(sum[h], keep, part);
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<std::uint32_t*>(&shared.weights[row][i * 16 + at.pair * 4]) =
+        pack<T>(s[2 * i], s[2 * i + 1]);
   }
 }
 
@@ -247,15 +248,14 @@ __device__ void add_values(Shared& shared, int buffer, float (&o)[4][8][4]) {
 // Writes final rows, or partial ones of a split.
 template <class O>
 __device__ void write_result(const Attention& a, Shared& shared, const float (&o)[4][8][4],
-                             const float (&top)[2], float (&sum)[2]) {
+                             float top, float sum) {
   const Place at;
   const Work& w = shared.work;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
-    sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
-    if (at.pair == 0) shared.sum[at.half][at.row + 8 * h] = sum[h];
-    if (at.pair == 0 && at.half == 0) shared.top[at.row + 8 * h] = top[h];
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  if (at.pair == 0) {
+    shared.sum[at.row + 8 * at.half] = sum;
+    shared.top[at.row + 8 * at.half] = top;
   }
   __syncthreads();
   const int all_rows = a.nodes * a.heads;
@@ -266,7 +266,7 @@ __device__ void write_result(const Attention& a, Shared& shared, const float (&o
   for (int k = 0; k < 8; ++k) {
     const int row = 8 * k + at.octet;
     if (w.row0 + row >= all_rows) continue;
-    const float total = shared.sum[0][row] + shared.sum[1][row];
+    const float total = shared.sum[row];
     const bool empty = total == 0.0f || w.row0 + row >= w.p.active;
     const float inverse = 1.0f / total;
     if (at.warp == 0 && at.pair == 0) {
@@ -322,16 +322,16 @@ __global__ void __launch_bounds__(kThreads, 1) attend_mla(const Attention a) {
   std::uint32_t q[kSteps][4];
   load_queries(a, shared.work, q);
   float o[4][8][4] = {};  // 16 rows, 8 columns
-  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  float s[8], top = -INFINITY, sum = 0.0f;
 #pragma unroll 1
   for (int i = 0; i < shared.work.tiles; ++i) {
     const int buffer = i % 2, tile = shared.work.first + i;
     wait_copies();
     __syncthreads();  // the tile is there; the one before, its weights and scores have been read
     if (i + 1 < shared.work.tiles) loader.start(tile + 1, 1 - buffer);
-    score<T>(shared, q, buffer);
+    score<T>(shared, q, buffer, s);
     __syncthreads();
-    weigh<T>(a, shared, tile, buffer, top, sum);
+    weigh<T>(a, shared, tile, buffer, s, top, sum);
     __syncthreads();
     add_values<T>(shared, buffer, o);
   }
@@ -367,7 +367,7 @@ bool run(Attention a, void* workspace, cudaStream_t stream) {
   size_units(a, kCut);
   place_workspace(a, kCut, workspace);
   const auto units = static_cast<unsigned>(a.units), requests = static_cast<unsigned>(a.requests);
-  // grid: (row block, split) units, R; block: 8 warps; smem: 96 KB
+  // grid: (row block, split) units, R; block: 8 warps; smem: 88 KB
   attend_mla<T, O><<<{units, requests}, kThreads, sizeof(Shared), stream>>>(a);
   KDTR_LAUNCHED("verify_attn@1");
   if (a.parts > 0) {
