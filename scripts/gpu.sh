@@ -36,6 +36,9 @@ certify() {
   python3 -m kdtr generate --tier full --jobs "$jobs" --out build/goldens >"$record/generate.log" 2>&1
   "$conform" certify --engine cuda --lock goldens/LOCK --out "$record" build/goldens \
     >"$record/certify.txt" 2>&1
+  # The attention kernel of other GPUs, which sm_90a does not choose.
+  KDTR_VERIFY_ATTN=mma "$conform" run --engine cuda --op verify_attn build/goldens \
+    >>"$record/certify.txt" 2>&1
 }
 # Replayed in a graph over other contents, and each request alone. cuBLAS keeps no row's bits.
 alone() {

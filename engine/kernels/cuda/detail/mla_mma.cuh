@@ -2,8 +2,8 @@
 // Dv 512, bf16 | f16. Made for 99 KB of shared memory, which sm_86 and sm_120 have.
 //
 // Queries stay in registers: warps 2 p and 2 p + 1 hold rows 16 p to 16 p + 15, each one half of
-// the columns; they exchange halves of the sums, so that each weighs 8 rows. Each of the 8 warps
-// holds 64 output columns of all 64 rows.
+// each 64 columns; they exchange halves of the sums, so that each weighs 8 rows. Each of the 8
+// warps holds 64 output columns of all 64 rows.
 #pragma once
 
 #include "attention.cuh"
@@ -24,8 +24,9 @@ struct Work {
 
 struct Shared {
   Work work;
-  // Rows are padded by 16 bytes: the eight rows of a matrix then lie in different banks.
-  alignas(16) std::uint8_t keys[2][kTileKeys][kWidth * 2 + 16];
+  // Swizzled: unit u of 16 bytes of row r is at u ^ (r & 7), so that eight rows of a matrix lie in
+  // different banks. Rows padded for that take 10 wavefronts a copy instead of 4.
+  alignas(128) std::uint8_t keys[2][kTileKeys][kWidth * 2];
   alignas(16) std::uint8_t weights[kTileRows][kTileKeys * 2 + 16];
   float4 scores[kWarps][2][32];  // sums of a warp for its partner: 16 keys, lane
   float keep[kTileRows];         // what a tile's new maximum leaves of earlier sums
@@ -97,10 +98,10 @@ struct Loader {
     if (t < shared.work.p.prefix) slot = (slot << page_shift()) + (t & (a.page_size - 1));
     const std::uint8_t* from =
         static_cast<const std::uint8_t*>(a.pool) + (there ? slot * (kWidth * 2) : 0) + unit * 16;
-    const std::uint32_t to = shared_address(&shared.keys[buffer][row()][unit * 16]);
+    look_up(tile + 1);  // before the copies, which what it reads would queue behind
+    const std::uint32_t to = shared_address(&shared.keys[buffer][row()][(unit ^ (row() & 7)) * 16]);
 #pragma unroll
     for (int i = 0; i < kWidth / 64; ++i) copy16(to + i * 128u, from + i * 128, there);
-    look_up(tile + 1);
   }
 };
 
@@ -114,12 +115,13 @@ __device__ inline void load_queries(const Attention& a, const Work& w,
     const int row = w.row0 + at.row + 8 * h;
     const bool there = row < w.p.active;
     const auto* from = static_cast<const std::uint32_t*>(a.q) +
-                       (request_row + (there ? row : w.row0)) * (kWidth / 2) +
-                       at.half * (kWidth / 4) + at.pair;
+                       (request_row + (there ? row : w.row0)) * (kWidth / 2) + at.half * 16 +
+                       at.pair;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      q[step][h] = there ? from[8 * step] : 0;
-      q[step][2 + h] = there ? from[8 * step + 4] : 0;
+      const int column = step / 2 * 32 + step % 2 * 8;  // in pairs
+      q[step][h] = there ? from[column] : 0;
+      q[step][2 + h] = there ? from[column + 4] : 0;
     }
   }
 }
@@ -131,14 +133,16 @@ __device__ void score(Shared& shared, const std::uint32_t (&q)[kSteps][4], int b
                       float (&mine)[8]) {
   const Place at;
   constexpr auto kHigh = static_cast<std::uint32_t>(16 * sizeof(shared.keys[0][0]));
-  const std::uint32_t keys = shared_address(&shared.keys[buffer][at.lane / 16 * 8 + at.lane % 8]
-                                                        [at.half * kWidth + at.lane / 8 % 2 * 16]);
+  const int unit = (at.half * 4 + at.lane / 8 % 2) ^ (at.lane % 8);
+  const std::uint32_t keys =
+      shared_address(&shared.keys[buffer][at.lane / 16 * 8 + at.lane % 8][unit * 16]);
   float s[4][4] = {};
 #pragma unroll
   for (std::uint32_t step = 0; step < kSteps; ++step) {
     std::uint32_t low[4], high[4];
-    load_matrices(low, keys + step * 32);
-    load_matrices(high, keys + kHigh + step * 32);
+    const std::uint32_t from = (keys ^ step % 2 * 32) + step / 2 * 128;
+    load_matrices(low, from);
+    load_matrices(high, from + kHigh);
     multiply_add<T>(s[0], q[step], low[0], low[1]);
     multiply_add<T>(s[1], q[step], low[2], low[3]);
     multiply_add<T>(s[2], q[step], high[0], high[1]);
@@ -221,10 +225,10 @@ __device__ void add_values(Shared& shared, int buffer, float (&o)[4][8][4]) {
       for (int e = 0; e < 4; ++e) o[m][n][e] *= keep[e / 2];
     }
   }
-  const int unit = at.lane / 16 * 16;
-  const std::uint32_t weights = shared_address(&shared.weights[at.lane % 16][unit]);
-  const std::uint32_t values =
-      shared_address(&shared.keys[buffer][at.lane % 16][at.warp * 128 + unit]);
+  const int unit = at.lane / 16;
+  const std::uint32_t weights = shared_address(&shared.weights[at.lane % 16][unit * 16]);
+  const std::uint32_t values = shared_address(
+      &shared.keys[buffer][at.lane % 16][at.warp * 128 + (unit ^ (at.lane % 8)) * 16]);
 #pragma unroll
   for (std::uint32_t step = 0; step < 2; ++step) {
     std::uint32_t w[4][4];
@@ -235,7 +239,7 @@ __device__ void add_values(Shared& shared, int buffer, float (&o)[4][8][4]) {
 #pragma unroll
     for (std::uint32_t n = 0; n < 4; ++n) {
       std::uint32_t v[4];
-      load_transposed(v, values + step * 16 * sizeof(shared.keys[0][0]) + n * 32);
+      load_transposed(v, (values ^ n * 32) + step * 16 * sizeof(shared.keys[0][0]));
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
         multiply_add<T>(o[m][2 * n], w[m], v[0], v[1]);
@@ -291,7 +295,7 @@ __device__ void write_result(const Attention& a, Shared& shared, const float (&o
 
 template <class T, class O>
 __global__ void __launch_bounds__(kThreads, 1) attend_mla(const Attention a) {
-  extern __shared__ float4 room[];
+  extern __shared__ __align__(128) std::uint8_t room[];
   Shared& shared = *reinterpret_cast<Shared*>(room);
   const int request = static_cast<int>(blockIdx.y), unit = static_cast<int>(blockIdx.x);
   const Plan p = plan_of(a, request, kCut);
@@ -367,7 +371,7 @@ bool run(Attention a, void* workspace, cudaStream_t stream) {
   size_units(a, kCut);
   place_workspace(a, kCut, workspace);
   const auto units = static_cast<unsigned>(a.units), requests = static_cast<unsigned>(a.requests);
-  // grid: (row block, split) units, R; block: 8 warps; smem: 88 KB
+  // grid: (row block, split) units, R; block: 8 warps; smem: 87 KB
   attend_mla<T, O><<<{units, requests}, kThreads, sizeof(Shared), stream>>>(a);
   KDTR_LAUNCHED("verify_attn@1");
   if (a.parts > 0) {
