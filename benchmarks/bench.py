@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -398,15 +399,26 @@ def attn(both: Both, R: int, N: int, H: int, P: int, page_size: int, pages: str)
         run()
         return sampled_attention(arguments, out, P)
 
+    def portable() -> None:
+        os.environ["KDTR_VERIFY_ATTN"] = "mma"
+        run()
+        del os.environ["KDTR_VERIFY_ATTN"]
+
+    others = peers.attention(
+        arguments, P, page_size, lambda o, prefix: sampled_attention(arguments, o, P, prefix)
+    )
     return Work(
         f"verify_attn bf16 R {R} N {N} H {H} P {P} page {page_size} {pages}",
         run,
         check,
         bytes=2.0 * R * (P + N) * 576,
         flops=2.0 * R * N * H * (P + N) * (576 + 512),
-        peers=peers.attention(
-            arguments, P, page_size, lambda o, prefix: sampled_attention(arguments, o, P, prefix)
-        ),
+        peers={
+            "our kernel for other GPUs": Peer(
+                portable, lambda: sampled_attention(arguments, out, P)
+            ),
+            **others,
+        },
     )
 
 
