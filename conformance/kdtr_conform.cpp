@@ -85,6 +85,7 @@ int to_integer(const std::string& flag, const std::string& text) {
 
 Arguments parse(int argc, char** argv) {
   Arguments a;
+  bool has_case = false;
   if (argc > 1) a.command = argv[1];
   for (int i = 2; i < argc; ++i) {
     std::string flag = argv[i];
@@ -109,6 +110,8 @@ Arguments parse(int argc, char** argv) {
     } else if (flag == "--op") {
       a.ops.push_back(value());
     } else if (flag == "--case") {
+      if (has_case) fail(flag, "patterns", "one", "another");
+      has_case = true;
       a.case_glob = value();
     } else if (flag == "--tier") {
       a.tier = value();

@@ -494,8 +494,21 @@ def convert(
 
 
 _ops = click.option("--ops", multiple=True, metavar="OP", help="Only this op; may be repeated.")
+
+
+def _one_pattern(_: click.Context, __: click.Parameter, patterns: tuple[str, ...]) -> str:
+    if len(patterns) > 1:
+        raise KdtrError("--case", "patterns", "one", len(patterns))
+    return patterns[0] if patterns else "*"
+
+
 _pattern = click.option(
-    "--case", "pattern", default="*", help="Only cases that match this pattern."
+    "--case",
+    "pattern",
+    multiple=True,
+    callback=_one_pattern,
+    metavar="GLOB",
+    help="Only cases that match this pattern; given once.",
 )
 
 

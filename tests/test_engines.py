@@ -304,6 +304,22 @@ def test_a_fault_against_a_convention_is_named(
     assert f"equals `{fault}`" in capfd.readouterr().out
 
 
+def test_what_follows_from_another_output_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    """Log-probs are judged by the ids beside them; wrong ids make right log-probs mismatches."""
+    file = goldens.HOME / "topk_merge@1" / "dominant_shard.kdtr"
+    spec = compiled.resolve("mutants:topk_merge@1:ids_within_shard")
+    assert compiled.conform(["run", "--engine", spec, file]) == 1
+    text = capfd.readouterr().out
+    assert "`logprobs` is as stored, but not what the outputs beside it give" in text
+    assert "sign of zero" not in text
+
+
+def test_a_repeated_case_is_refused(tmp_path: Path) -> None:
+    code, text = certify(tmp_path, "cpu", "--ops", "argmax", "--case", "ties", "--case", "one*")
+    assert code == 2
+    assert "--case: patterns, want one, got 2" in text
+
+
 def test_kernels_run_on_arrays_without_copies() -> None:
     cpu = ops.Engine("cpu")
     logits = np.array([[[0.5, 2.0, 2.0], [-1.0, -3.0, -1.0]]], np.float32)
