@@ -882,7 +882,7 @@ def _ids(text: str) -> list[int]:
 @click.option("--tree-budget", type=click.IntRange(0, 1024), default=0, help="0: no draft tree.")
 @_engine
 @_precision
-@click.option("--max-context", type=click.IntRange(1), default=2048, show_default=True)
+@click.option("--max-context", type=click.IntRange(1, 2**31 - 1), default=2048, show_default=True)
 def decode(
     folder: str,
     prompt_ids: str,

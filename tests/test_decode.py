@@ -654,6 +654,13 @@ def test_ids_that_are_no_numbers_are_one_line_of_error() -> None:
     assert done.stderr == "error: --prompt-ids: not token ids, want integers, got one two\n"
 
 
+@pytest.mark.engine
+def test_a_context_past_32_bits_is_refused() -> None:
+    done = run("decode", "--prompt-ids", "1 2 3", "--max-context", str(2**32 + 1000))
+    assert done.exit_code == 2
+    assert "--max-context" in done.stderr
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
