@@ -142,7 +142,7 @@ class Both:
         self,
         op: str,
         out: Tensors,
-        arith: str = "f32",
+        arith: str = "",
         state: Tensors | None = None,
         **arguments: Any,
     ) -> Callable[[], None]:
@@ -969,6 +969,9 @@ def main() -> int:
             torch.cuda.empty_cache()
             if options.out:
                 options.out.write_text(json.dumps(record, indent=1) + "\n")
+    if not record["works"]:
+        print(f"no shape of {options.groups or 'any group'} has {options.only!r}", file=sys.stderr)
+        return 2
     return 1 if failed else 0
 
 

@@ -10,7 +10,9 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 
 #include "kdtr/error.h"
 
@@ -41,6 +43,27 @@ void on_end(int number) {
   if (worker_group != 0) ::kill(-worker_group, SIGKILL);
   ::signal(number, SIG_DFL);
   ::raise(number);
+}
+
+// Processes that this one is the parent of, as the kernel lists them.
+std::set<pid_t> children() {
+  const std::string self = std::to_string(::getpid());
+  std::ifstream list("/proc/self/task/" + self + "/children");
+  return {std::istream_iterator<pid_t>(list), {}};
+}
+
+// What left a worker's group (setsid) is the judge's own child once its parent is gone, and ends
+// too. `before`: children that the judge had before it had a worker.
+void end_strays(const std::set<pid_t>& before) {
+  for (bool found = true; found;) {
+    found = false;
+    for (const pid_t pid : children()) {
+      if (before.contains(pid)) continue;
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+      found = true;
+    }
+  }
 }
 
 void end_worker_too() {
@@ -159,6 +182,8 @@ void Worker::start() {
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   end_worker_too();
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  before_ = children();
   pid_ = ::fork();
   if (pid_ < 0) fail("worker", "fork", "success", std::strerror(errno));
   if (pid_ == 0) {
@@ -185,6 +210,7 @@ void Worker::stop() {
   ::kill(-pid_, SIGKILL);
   worker_group = 0;
   ::waitpid(pid_, nullptr, 0);
+  end_strays(before_);
   pid_ = -1;
 }
 
@@ -221,6 +247,7 @@ std::string Worker::how_it_ended() {
   worker_group = 0;
   int status = 0;
   ::waitpid(pid_, &status, 0);
+  end_strays(before_);
   ::close(to_);
   ::close(from_);
   pid_ = -1;

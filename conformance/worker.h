@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,7 @@ class Worker {
   WorkerOptions options_;
   EngineInfo info_;
   pid_t pid_ = -1;
+  std::set<pid_t> before_;  // the judge's children when the worker was started
   int to_ = -1, from_ = -1;
   std::string pending_;  // bytes read past the last line
 };

@@ -49,14 +49,18 @@ def _no_kernels() -> str:
 @click.argument("groups", nargs=-1)
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the record here, as JSON.")
 @click.option("--repeat", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--only", default="", metavar="TEXT", help="Only shapes whose JSON has this text.")
 @click.option("--no-peers", is_flag=True, help="Time only kdtr's own kernels.")
-def kernels(groups: tuple[str, ...], out: str | None, repeat: int, no_peers: bool) -> None:
+def kernels(
+    groups: tuple[str, ...], out: str | None, repeat: int, only: str, no_peers: bool
+) -> None:
     """Time the CUDA kernels beside their peers, each call certified first.
 
-    GROUPS are those of benchmarks/shapes.json, all by default. Exit code 1 when a kernel was
-    wrong, and so was not timed.
+    GROUPS are those of benchmarks/shapes.json, all by default: topk, tree, build, accept, merge,
+    attn, tail, step, moe, products. Exit code 1 when a kernel was wrong, and so was not timed.
     """
     arguments = [*groups, "--repeat", str(repeat)]
+    arguments += ["--only", only] if only else []
     arguments += ["--out", out] if out else []
     arguments += ["--no-peers"] if no_peers else []
     _run("kernels", "bench.py", arguments)

@@ -78,6 +78,12 @@ class Contract:
                 return tensor
         raise ContractError(self.id, "unknown tensor", [t.name for t in self.tensors], name)
 
+    def profile(self, name: str = "") -> str:
+        """A declared profile, by default the first. Raises ContractError for another name."""
+        if name and name not in self.profiles:
+            raise ContractError(self.id, "arith", " or ".join(self.profiles), name)
+        return name or next(iter(self.profiles))
+
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         """Arguments that a call writes (roles out and inout), in declared order."""

@@ -24,6 +24,7 @@ from kdtr.errors import EngineError
 from kdtr.shapes import Axes
 
 _CPU = 1
+_ROLES = {"in": "unknown arguments", "out": "unknown outputs", "inout": "unknown state"}
 
 
 class Prepared:
@@ -55,7 +56,7 @@ class Engine:
         *,
         out: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
-        arith: str = "f32",
+        arith: str = "",
         stream: int = 0,
         **arguments: Any,
     ) -> dict[str, Any]:
@@ -65,16 +66,16 @@ class Engine:
             op: name or id, as "tree_build".
             out: output arrays to write, by name; on the CPU the missing ones are made.
             state: arrays that are read and written.
-            arith: arithmetic profile.
+            arith: arithmetic profile; by default the contract's first.
             stream: CUDA stream as an integer.
             **arguments: inputs (arrays) and attributes (numbers, text) by name. A numpy array
                 of bf16 bits is ("bf16", uint16 array).
 
         Returns:
-            Every output by name. Raises EngineError when the call does not fit the contract.
+            Every output by name. Raises KdtrError when the call does not fit the contract.
         """
-        bound = self._bind(op, out, state, arguments)
-        self._core.run(*bound, arith, stream)
+        bound = self._bind(op, out, state, arith, arguments)
+        self._core.run(*bound, stream)
         return {n: v[1] if isinstance(v, tuple) else v for n, v in bound[2].items()}
 
     def unsupported(
@@ -83,11 +84,12 @@ class Engine:
         *,
         out: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
-        arith: str = "f32",
+        arith: str = "",
         **arguments: Any,
     ) -> str:
         """Why the engine does not run a call, or "" when it does; see `call`. Nothing runs."""
-        reason: str = self._core.unsupported(*self._bind(op, out, state, arguments), arith)
+        bound = self._bind(op, out, state, arith, arguments)
+        reason: str = self._core.unsupported(*bound)
         return reason
 
     def outputs(self, op: str) -> frozenset[str]:
@@ -102,34 +104,43 @@ class Engine:
         *,
         out: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
-        arith: str = "f32",
+        arith: str = "",
         **arguments: Any,
     ) -> Prepared:
         """Bind a call once, to run it many times on the same memory; see `call`.
 
         It holds the arrays and a workspace of its own, so that it may be captured in a graph.
         """
-        bound = self._bind(op, out, state, arguments)
-        return Prepared(self._core.prepare(*bound, arith), bound[2])
+        bound = self._bind(op, out, state, arith, arguments)
+        return Prepared(self._core.prepare(*bound), bound[2])
 
     def _bind(
         self,
         op: str,
         out: Mapping[str, Any] | None,
         state: Mapping[str, Any] | None,
+        arith: str,
         arguments: Mapping[str, Any],
-    ) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """The op's id, inputs, outputs, state and attributes."""
+    ) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], str]:
+        """The op's id, inputs, outputs, state, attributes and profile."""
         rules = contract.load(op)
+        profile = rules.profile(arith)
         attrs = {a.name: arguments[a.name] for a in rules.attrs if a.name in arguments}
         inputs = {n: v for n, v in arguments.items() if n not in attrs}
-        known = {t.name for t in rules.tensors if t.role == "in"}
-        if unknown := sorted(set(inputs) - known):
-            raise EngineError(rules.id, "unknown arguments", sorted(known), unknown)
         outputs = dict(out or {})
+        for role, given in (("in", inputs), ("out", outputs), ("inout", dict(state or {}))):
+            known = [t.name for t in rules.tensors if t.role == role]
+            if unknown := sorted(set(given) - set(known)):
+                raise EngineError(rules.id, _ROLES[role], known, unknown)
+            for name, value in given.items():
+                _check_array(f"{rules.id}/{name}", value)
+        needed = [t for t in rules.tensors if t.role != "out" and not t.when]
+        absent = [t.name for t in needed if t.name not in {**inputs, **(state or {})}]
+        if absent := absent + [a.name for a in rules.attrs if a.name not in attrs]:
+            raise EngineError(rules.id, "missing arguments", got=absent)
         if self.device[0] == _CPU:
             allocate(rules, inputs, attrs, state or {}, outputs)
-        return rules.id, inputs, outputs, dict(state or {}), attrs
+        return rules.id, inputs, outputs, dict(state or {}), attrs, profile
 
 
 def allocate(
@@ -155,10 +166,21 @@ def allocate(
             outputs[tensor.name] = array if native else (dtype, array)
 
 
+def _check_array(where: str, value: Any) -> None:
+    """Raise EngineError for what is neither an array nor ("bf16", bits)."""
+    match value:
+        case (str(), array):
+            pass
+        case tuple():
+            raise EngineError(where, "argument", 'an array or ("bf16", bits)', repr(value)[:80])
+        case array:
+            pass
+    if not hasattr(array, "__dlpack__"):
+        raise EngineError(where, "argument", "an object with __dlpack__", type(array).__name__)
+
+
 def _shape(value: Any) -> tuple[int, ...]:
     array = value[1] if isinstance(value, tuple) else value
-    if not hasattr(array, "__dlpack__"):
-        raise EngineError("call", "argument", "an object with __dlpack__", type(array).__name__)
     return tuple(int(n) for n in array.shape)
 
 

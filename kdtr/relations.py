@@ -58,7 +58,7 @@ class Call:
     op: str
     inputs: Values
     attrs: Mapping[str, Any]
-    arith: str = "f32"
+    arith: str = ""
     types: Mapping[str, str] | None = None
     out: Values | None = None
 
@@ -66,9 +66,14 @@ class Call:
         """The same call on other inputs."""
         return replace(self, inputs={**self.inputs, **inputs})
 
+    def reference(self) -> dict[str, Array]:
+        """What the op's reference gives, budgets too."""
+        profile = contract.load(self.op).profile(self.arith)
+        return case.reference(self.op)(self.inputs, self.attrs, profile)
+
     def bounds(self) -> dict[str, Array]:
         """The hard budget of each class B output."""
-        found = case.reference(self.op)(self.inputs, self.attrs, self.arith)
+        found = self.reference()
         return {k.partition("/")[0]: v for k, v in found.items() if k.endswith("/hard")}
 
 
@@ -154,11 +159,15 @@ def same_bits(relation: str, got: Values, want: Values, note: str = "") -> Outco
         wrong = np.argwhere(x != y)
         if len(wrong):
             at = tuple(wrong[0])
-            text = f"{name}{list(map(int, at))}: {a[at]!r}, want {b[at]!r}"
+            text = _place(name, at, a, b)
             return Outcome(
                 relation, "bits", np.inf, f"{note}{text}; {len(wrong)} of {a.size} differ"
             )
     return Outcome(relation, "bits")
+
+
+def _place(name: str, at: Sequence[Any], got: Array, want: Array) -> str:
+    return f"{name}{list(map(int, at))}: {got[at].item()!r}, want {want[at].item()!r}"
 
 
 def _plain(values: Array) -> Array:
@@ -183,7 +192,7 @@ def within(relation: str, got: Values, want: Values, bound: Values, note: str = 
         if over.size and over.max() > worst:
             at = np.unravel_index(int(over.argmax()), over.shape)
             worst = float(over[at])
-            text = f"{note}{name}{list(map(int, at))}: {a[at]!r}, want {b[at]!r}"
+            text = note + _place(name, at, a, b)
     return Outcome(relation, "budget", worst, text)
 
 
@@ -484,7 +493,7 @@ def _or_reference(run: Runner, call: Call) -> dict[str, Array]:
     try:
         return run(call)
     except UnsupportedError:
-        return case.reference(call.op)(call.inputs, call.attrs, call.arith)
+        return call.reference()
 
 
 def _parts(run: Runner, logits: Array, cuts: Sequence[int], k: int) -> tuple[Call, Array]:
@@ -549,6 +558,14 @@ def topk_merge(run: Runner, seed: int, size: Size) -> Iterator[Outcome]:
     hard = base.bounds()
     lse = {"lse": moved["lse"]}
     yield within("shard_order_lse", lse, {"lse": found["lse"]}, _sum(hard, hard), note)
+
+    bad = base.inputs["part_status"].copy()
+    bad[int(rng.integers(len(cuts) - 1)), 1] = int(rng.integers(1, 1 << 31))
+    refused = run(base.with_inputs(part_status=bad))
+    gone = {"ids": -1, "logprobs": -np.inf, "lse": -np.inf, "status": 1}
+    none = {n: np.full_like(_pick(found, 1)[n], value) for n, value in gone.items()}
+    yield same_bits("refused_shard", _pick(refused, 1), none, note)
+    yield same_bits("refused_request", _pick(refused, 0), _pick(found, 0), note)
 
     one, _ = _parts(run, logits, [0, V], K)
     got = run(one.with_inputs(part_lse=want["lse"][None]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import sys
 import threading
@@ -165,9 +166,9 @@ def test_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch, command: str
     ("given", "script", "passed"),
     [
         (
-            ["kernels", "attn", "topk", "--out", "OUT", "--no-peers", "--repeat", "3"],
+            ["kernels", "attn", "topk", "--out", "OUT", "--no-peers", "--only", "x", "--repeat=3"],
             "bench.py",
-            "attn topk --repeat 3 --out OUT --no-peers",
+            "attn topk --repeat 3 --only x --out OUT --no-peers",
         ),
         (["decode", "--layers", "3", "--out", "OUT", "--help"], "decode.py", ""),
     ],
@@ -194,6 +195,16 @@ def test_options_are_passed_on(
     words = (passed or " ".join(given[1:])).replace("OUT", str(out))
     want = f"{tmp_path.parent}:/other {words}"
     assert out.read_text() == want
+
+
+def test_the_help_of_kernels_has_every_option_and_group_of_the_script() -> None:
+    folder = Path(bench_module.__file__).resolve().parent.parent / "benchmarks"
+    script = (folder / "bench.py").read_text(encoding="utf-8")
+    options = re.findall(r'add_argument\("(--[a-z-]+)"', script)
+    assert len(options) == 4
+    text = " ".join(bench("kernels", "--help").stdout.split())
+    assert [o for o in options if f" {o} " not in text] == []
+    assert ", ".join(json.loads((folder / "shapes.json").read_text())) + "." in text
 
 
 def test_the_page_of_commands_has_those_of_the_group() -> None:

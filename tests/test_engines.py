@@ -231,7 +231,9 @@ def test_a_program_that_hangs_ends_with_the_command(
 ) -> None:
     """It and what it started, whether its time is up or the command is told to end."""
     program, pids = tmp_path / "prog", tmp_path / "pids"
-    program.write_text(HANGS)
+    # After a time-out nothing is left even of what left the session.
+    far = "setsid sleep" if (command, stop) == ("certify", "timeout") else "sleep"
+    program.write_text(HANGS.replace("sleep", far))
     program.chmod(0o755)
     only = ["argmax"] if command == "check" else ["--ops", "argmax", "--case", "ties"]
     limit = ["--timeout", "4" if stop == "timeout" else "60"]
@@ -342,6 +344,9 @@ def test_an_empty_array_may_have_any_strides() -> None:
     assert ops.Engine("cpu").call("argmax", logits=logits)["ids"].shape == (1, 0)
 
 
+LOGITS = np.zeros((1, 2, 3), np.float32)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -350,13 +355,24 @@ def test_an_empty_array_may_have_any_strides() -> None:
         ({"logits": np.zeros((1, 2, 3), np.float32), "k": 3}, "unknown arguments"),
         ({"logits": np.zeros((1, 2, 6), np.float32)[:, :, ::2]}, "C order"),
         ({"logits": [1.0, 2.0]}, "__dlpack__"),
+        ({"logits": ()}, r"argmax@1/logits: argument, want an array or .* got \(\)"),
+        ({"logits": ("bf16",)}, r"argmax@1/logits: argument, want an array or"),
+        ({}, r"argmax@1: missing arguments, got \['logits'\]"),
+        ({"logits": LOGITS, "arith": "f99"}, "argmax@1: arith, want exact, got f99"),
+        ({"logits": LOGITS, "out": {"best": LOGITS}}, r"unknown outputs, .* got \['best'\]"),
+        ({"logits": LOGITS, "state": {"ids": LOGITS}}, r"unknown state, .* got \['ids'\]"),
     ],
 )
 def test_a_wrong_call_is_one_line(arguments: dict[str, object], said: str) -> None:
     out = {"ids": np.empty((1, 2), np.int32), "status": np.empty(1, np.int32)}
     with pytest.raises(KdtrError, match=said) as caught:
-        ops.Engine("cpu").call("argmax", out=out, **arguments)  # type: ignore[arg-type]
+        ops.Engine("cpu").call("argmax", **{"out": out, **arguments})  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_attributes_are_missed_too() -> None:
+    with pytest.raises(EngineError, match=r"missing arguments, got \['K'\]"):
+        ops.Engine("cpu").call("topk_logprobs", logits=LOGITS)
 
 
 def test_an_empty_array_has_any_strides() -> None:

@@ -70,6 +70,9 @@ def test_a_planted_fault_breaks_a_relation(mutant: str, broken: str) -> None:
         ("lse_is_max", "unrounded_lse"),
         ("ties_by_shard", "shard_order"),
         ("lse_fast_exp", "one_shard"),
+        ("status_ignored", "refused_shard"),
+        ("status_of_shard_0", "refused_shard"),
+        ("status_never_set", "refused_shard"),
     ],
 )
 def test_a_fault_of_the_merge_breaks_a_relation(mutant: str, broken: str) -> None:
@@ -138,6 +141,17 @@ def test_an_output_that_an_engine_does_not_write_is_not_looked_at(tmp_path: Path
     assert "no  argmax repeat" in check(tmp_path, "argmax")[1]
     (tmp_path / "mine.py").write_text(text + "\noutputs = {'argmax': ['ids']}\n")
     assert check(tmp_path, "argmax")[0] == 0
+
+
+def test_a_difference_is_told_in_plain_numbers() -> None:
+    ids = np.array([4, 44], np.int32)
+    assert same_bits("r", {"ids": ids}, {"ids": ids - ids // 44}).text.startswith(
+        "ids[1]: 44, want 43;"
+    )
+    lse = np.array([0.5])
+    assert within("r", {"lse": lse}, {"lse": lse * 2}, {"lse": lse / 8}).text == (
+        "lse[0]: 0.5, want 1.0"
+    )
 
 
 def test_nothing_but_equal_bits_is_equal() -> None:
