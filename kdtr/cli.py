@@ -75,6 +75,17 @@ def cli(context: click.Context) -> None:
 cli.add_command(bench.bench)
 
 
+class _File(click.Path):
+    """A path to read. What is neither file nor folder is refused: its writer may never come."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from kdtr import container
+
+        path = super().convert(value, param, ctx)
+        container.want_file(os.fsdecode(path))
+        return path
+
+
 def _terminated(number: int, _: object) -> None:
     """SIGTERM ends a command as an interrupt does, so that nothing half done stays behind."""
     signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
@@ -267,7 +278,7 @@ def doctor(as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=_File(path_type=Path))
 def textconv(file: Path) -> None:
     """Print FILE as text that git can compare.
 
@@ -275,7 +286,6 @@ def textconv(file: Path) -> None:
     """
     from kdtr import textconv as text
 
-    _refuse_pipe(file)
     for line in text.lines(file):
         click.echo(line)
 
@@ -290,7 +300,7 @@ def describe(op: str) -> None:
 
 
 @cli.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=_File(path_type=Path))
 @click.argument("tensor", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
 @click.option("--meta", is_flag=True, help="Metadata of the file and of its tensors.")
@@ -336,8 +346,9 @@ def inspect(
     if (as_hex or histogram) and not tensor:
         raise click.UsageError(f"{'--hex' if as_hex else '--histogram'} needs a TENSOR")
     if file.is_dir():
-        raise SystemExit(_inspect_folder(file))
-    _refuse_pipe(file)
+        if tensor or as_json or meta or names or identity or as_map or all_errors:
+            raise click.UsageError(f"a folder gives a line a file: name one in {file}")
+        raise SystemExit(_inspect_folder(file, verify))
     if as_map or all_errors:
         raise SystemExit(_inspect_damage(file, as_map, limit=10**6))
     try:
@@ -366,18 +377,6 @@ def inspect(
         raise SystemExit(_inspect_damage(file, not (names or identity or meta), limit=20)) from None
 
 
-def _refuse_pipe(path: Path) -> None:
-    """Raise KdtrError for what is neither file nor folder: a damaged file is read a second time."""
-    import stat
-
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return  # whoever opens it says why
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise KdtrError(str(path), "cannot be read twice", "a file", "a pipe or a device")
-
-
 def _inspect_damage(file: Path, as_map: bool, limit: int) -> int:
     """Print a file's map, and the rules that it breaks on standard error; return the exit code."""
     from kdtr import container, file_map
@@ -397,10 +396,13 @@ def _inspect_damage(file: Path, as_map: bool, limit: int) -> int:
     return KdtrError.exit_code if errors else 0
 
 
-def _inspect_folder(folder: Path) -> int:
-    """Print a line for each file below a folder; return 1 when one is damaged."""
+def _inspect_folder(folder: Path, deep: bool) -> int:
+    """Print a line for each file below a folder; return 1 when one is damaged.
+
+    Raises KdtrError when there is none: nothing was looked at.
+    """
+    from kdtr import container, inspection
     from kdtr import convert as formats
-    from kdtr import inspection
     from kdtr.errors import FormatError
 
     rows, code = [["file", "identity", "tensors", "bytes", "op", "case"]], 0
@@ -409,7 +411,8 @@ def _inspect_folder(folder: Path) -> int:
         name = inspection.escape(str(path.relative_to(folder)))
         size = str(path.stat().st_size)
         try:
-            with formats.opened(path, verify="eager") as file:
+            container.want_file(path)
+            with formats.opened(path, verify="deep" if deep else "eager") as file:
                 what = [str(file.meta.get(key, "")) for key in ("op", "case")]
                 shown = map(inspection.escape, what)
                 rows.append([name, file.identity[6:18], str(len(file)), size, *shown])
@@ -417,13 +420,15 @@ def _inspect_folder(folder: Path) -> int:
             code = 1
             why = error.code if isinstance(error, FormatError) else error.what
             rows.append([name, "DAMAGED", "", size, why, ""])
+    if len(rows) == 1:
+        raise KdtrError(str(folder), "no file to inspect is in the folder", " ".join(suffixes))
     for line in inspection.columns(rows):
         click.echo(line)
     return code
 
 
 @cli.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path())
+@click.argument("files", nargs=-1, required=True, type=_File())
 @click.option("--deep", is_flag=True, help="Check the SHA-256 digests too (rules 45 and 46).")
 def validate(files: tuple[str, ...], deep: bool) -> None:
     """Check FILES against the format: one line each, the path and OK or the broken rule's code.
@@ -445,7 +450,7 @@ def validate(files: tuple[str, ...], deep: bool) -> None:
 
 
 @cli.command()
-@click.argument("sources", nargs=-1, required=True)
+@click.argument("sources", nargs=-1, required=True, type=_File())
 @click.argument("target")
 @click.option("--rename", is_flag=True, help="Percent-encode names that KDTR forbids.")
 @click.option(
@@ -736,9 +741,9 @@ def score(
 
 
 @cli.command()
-@click.argument("certificate", type=click.Path(path_type=Path))
-@click.option("--library", type=click.Path(path_type=Path), help="The engine's file, to hash.")
-@click.option("--lock", type=click.Path(path_type=Path), help="LOCK; this kdtr's by default.")
+@click.argument("certificate", type=_File(path_type=Path))
+@click.option("--library", type=_File(path_type=Path), help="The engine's file, to hash.")
+@click.option("--lock", type=_File(path_type=Path), help="LOCK; this kdtr's by default.")
 def verify(certificate: Path, library: Path | None, lock: Path | None) -> None:
     """Check a CERTIFICATE: its result, the goldens, the contracts, the judge and the library.
 
@@ -755,11 +760,9 @@ def verify(certificate: Path, library: Path | None, lock: Path | None) -> None:
 
 
 @cli.command()
-@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("results", nargs=-1, required=True, type=_File(path_type=Path))
 @click.option("--html", "target", required=True, type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--matrix", type=click.Path(path_type=Path), help="The JSON of kdtr score, to show too."
-)
+@click.option("--matrix", type=_File(path_type=Path), help="The JSON of kdtr score, to show too.")
 def report(results: tuple[Path, ...], target: Path, matrix: Path | None) -> None:
     """Write one HTML page of RESULTS, the JSON lines of certify, one file for each engine."""
     from kdtr import report as pages
@@ -771,8 +774,8 @@ def report(results: tuple[Path, ...], target: Path, matrix: Path | None) -> None
 
 
 @cli.command(name="diff")
-@click.argument("want", type=click.Path(exists=True, dir_okay=False))
-@click.argument("got", type=click.Path(exists=True, dir_okay=False))
+@click.argument("want", type=_File(exists=True, dir_okay=False))
+@click.argument("got", type=_File(exists=True, dir_okay=False))
 @click.option("--atol", type=click.FloatRange(0), default=0.0, help="Largest absolute error.")
 @click.option("--rtol", type=click.FloatRange(0), default=0.0, help="Times |want|, added to atol.")
 @click.option("--ulp", type=click.FloatRange(0), default=0.0, help="Steps of the expected grid.")
@@ -906,11 +909,14 @@ def decode(
         precision=precision,
     ) as decoder:
         start = time.perf_counter()
-        for token in model.generate(decoder, _ids(prompt_ids), count, tree_budget, seen):
-            click.echo(f"{' ' if seen.tokens > 1 else ''}{token}", nl=False)
-            sys.stdout.flush()
+        try:
+            for token in model.generate(decoder, _ids(prompt_ids), count, tree_budget, seen):
+                click.echo(f"{' ' if seen.tokens > 1 else ''}{token}", nl=False)
+                sys.stdout.flush()
+        finally:
+            if seen.tokens:  # what stops it is a line of its own
+                click.echo()
         seconds = time.perf_counter() - start
-    click.echo()
     click.echo(f"{seen.tokens} tokens in {seconds:.2f} s, prompt included", err=True)
     if seen.accepted:
         click.echo(

@@ -629,6 +629,22 @@ def open(path: str | os.PathLike[str], verify: Verify = "lazy", mmap: bool | Non
         raise _io_error(where, error) from None
 
 
+def want_file(path: str | os.PathLike[str], *, target: bool = False) -> None:
+    """Raise KdtrError for a pipe or a device, whose reader may wait for ever.
+
+    A path where nothing is passes; so does a folder, unless the path is a `target` to be replaced.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return  # whoever opens it says why
+    if stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and not target):
+        return
+    got = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+    fault = "cannot be replaced" if target else "cannot be read twice"
+    raise KdtrError(os.fspath(path), fault, "a file", got)
+
+
 def _io_error(where: str, error: OSError) -> FormatError:
     return FormatError(where, "E_IO", error.strerror or str(error))
 
@@ -910,6 +926,7 @@ class Writer:
         self.path = os.fspath(path)
         self.identity = ""
         self._layout = _Layout(self.path, specs, meta or {})
+        want_file(path, target=True)
         self._temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
         try:
             # Closed by commit and abort.

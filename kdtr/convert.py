@@ -211,17 +211,17 @@ def _write(target: PathLike, parts: list[_Part], meta: dict[str, Scalar], rename
 @contextmanager
 def _replacing(path: PathLike) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `path` when all went well, and vanishes otherwise."""
-    target = Path(path)
-    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
+    container.want_file(path, target=True)
+    temporary = Path(f"{os.fspath(path)}.{secrets.token_hex(8)}.tmp")
     with temporary.open("xb") as out:
         try:
             yield out
             out.flush()
             os.fsync(out.fileno())
+            temporary.replace(path)
         except BaseException:
             temporary.unlink()
             raise
-    temporary.replace(target)
 
 
 # --- safetensors --------------------------------------------------------------------------------

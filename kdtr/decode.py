@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdtr import case as case_module
-from kdtr import contract, convert, dtypes, engine
+from kdtr import container, contract, convert, dtypes, engine
 from kdtr.errors import EngineError, KdtrError
 from kdtr.reference import decode as reference
 
@@ -257,6 +257,8 @@ class Decoder:
             world,
             group,
         )
+        for name in ("config.json", "model.safetensors", "draft_heads.safetensors"):
+            container.want_file(Path(folder, name))
         where = os.fsencode(folder)
         if group is not None:
             _preload_nccl()

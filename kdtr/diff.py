@@ -94,6 +94,11 @@ class TensorDiff:
     smallest: dict[str, float] = field(default_factory=dict)
     heat: list[list[int]] = field(default_factory=list)
 
+    @property
+    def integer(self) -> bool:
+        """Whether `ulp` is the plain difference: of integers and bools."""
+        return dtypes.by_name(self.dtype).code in (0, 1, 6)
+
 
 @dataclass
 class FileDiff:
@@ -467,10 +472,9 @@ def ulp_distance(want: NDArray[Any], got: NDArray[Any], dtype: str) -> _F64:
         return np.maximum(
             ulp_distance(want.real, got.real, part), ulp_distance(want.imag, got.imag, part)
         )
-    layout = {
-        "f64": (53, -1022), "f32": (24, -126), "f16": (11, -14), "bf16": (8, -126),
-        "f8_e4m3fn": (4, -6), "f8_e5m2": (3, -14),
-    }.get(dtype)  # fmt: skip
+    layout = {"f64": (53, -1022), "f8_e8m0fnu": (1, -127)}.get(dtype)
+    if known := dtypes.FLOATS.get(dtype):
+        layout = known.mantissa + 1, 1 - known.bias
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         error = np.where(want == got, 0.0, np.abs(got - want))
         if layout is not None:

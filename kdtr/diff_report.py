@@ -51,25 +51,24 @@ def _tensor_lines(t: TensorDiff, heat: bool = True) -> Iterator[str]:
     within = f", {t.within} within tolerance" if t.within else ""
     yield f"{head}: {t.mismatches} of {t.numel} differ ({share:.3g} %){within}"
     line = f"    max abs {t.max_abs:.6g}, mean abs {t.mean_abs:.6g}, max rel {t.max_rel:.6g}"
-    line += f", max ulp {t.max_ulp:.6g}"
+    if not t.integer:
+        line += f", max ulp {t.max_ulp:.6g}"
     if t.ulp_quantiles:
-        line += ", ulp of the differing " + " ".join(
+        line += f", {'size' if t.integer else 'ulp'} of the differing " + " ".join(
             f"{k} {v:.4g}" for k, v in t.ulp_quantiles.items()
         )
     yield line
     if t.worst_over_budget is not None:
         yield f"    worst error / budget {t.worst_over_budget:.4g}"
     if t.first:
-        yield f"    first {_element(t.first)}"
+        yield f"    first {_element(t.first, t)}"
     if t.worst and t.worst != t.first:
-        yield f"    worst {_element(t.worst)}"
+        yield f"    worst {_element(t.worst, t)}"
     yield from (f"    where: {line}" for line in t.where if t.mismatches > 1)
     yield from (f"    why: {line}" for line in t.why)
     if t.smallest:
-        yield (
-            f"    smallest tolerance that passes: atol {t.smallest['atol']:.9g}"
-            f" or ulp {t.smallest['ulp']:.6g}"
-        )
+        ulp = "" if t.integer else f" or ulp {t.smallest['ulp']:.6g}"
+        yield f"    smallest tolerance that passes: atol {t.smallest['atol']:.9g}{ulp}"
     if (
         heat
         and t.mismatches > 1
@@ -83,8 +82,13 @@ def _tensor_lines(t: TensorDiff, heat: bool = True) -> Iterator[str]:
             yield "    |" + "".join(shades) + "|"
 
 
-def _element(e: Element) -> str:
-    return f"{e.index}: want {e.want} ({e.want_bits}), got {e.got} ({e.got_bits}), {e.ulp:.6g} ulp"
+def _element(e: Element, of: TensorDiff) -> str:
+    apart = f"{e.ulp:.6g} apart" if of.integer else f"{e.ulp:.6g} ulp"
+    return f"{e.index}: want {e.want} ({e.want_bits}), got {e.got} ({e.got_bits}), {apart}"
+
+
+def _max_ulp(t: TensorDiff, digits: int) -> str:
+    return "" if t.integer else f"{t.max_ulp:.{digits}g}"
 
 
 def markdown(diff: FileDiff) -> str:
@@ -95,7 +99,7 @@ def markdown(diff: FileDiff) -> str:
     ]
     rows += [
         f"| `{t.name}` | {t.dtype}{t.shape} | {t.verdict} | {t.mismatches} | {t.max_abs:.4g} "
-        f"| {t.max_ulp:.4g} | {'; '.join(t.why) or t.reason} |"
+        f"| {_max_ulp(t, 4)} | {'; '.join(t.why) or t.reason} |"
         for t in diff.tensors
         if t.verdict != "equal"
     ]
@@ -106,7 +110,7 @@ def github(diff: FileDiff) -> Iterator[str]:
     """GitHub workflow commands, one for each tensor that is not equal."""
     for t in diff.tensors:
         if t.verdict in ("different", "incomparable"):
-            first = f"first {_element(t.first)}" if t.first else t.reason
+            first = f"first {_element(t.first, t)}" if t.first else t.reason
             text = f"{t.name}: {'; '.join(t.why) or t.verdict}; {first}"
             yield f"::error file={diff.got}::" + text.replace("%", "%25").replace("\n", "%0A")
 
@@ -142,7 +146,7 @@ def page(diff: FileDiff) -> str:
     parts.append("<table><tr><th>tensor<th>type<th>verdict<th>differ<th>max abs<th>max ulp</tr>")
     parts += [
         f"<tr class={t.verdict}><td>{html.escape(t.name)}<td>{t.dtype}{t.shape}"
-        f"<td>{t.verdict}<td>{t.mismatches}<td>{t.max_abs:.5g}<td>{t.max_ulp:.5g}</tr>"
+        f"<td>{t.verdict}<td>{t.mismatches}<td>{t.max_abs:.5g}<td>{_max_ulp(t, 5)}</tr>"
         for t in diff.tensors
     ]
     parts.append("</table>")
@@ -163,7 +167,8 @@ def _section(t: TensorDiff) -> Iterator[str]:
         yield f'<img alt="mismatches of {html.escape(t.name)}" src="data:image/png;base64,{image}">'
     if t.ulp_histogram:
         top = max(t.ulp_histogram.values())
-        yield "<table class=bars><caption>steps of the expected grid</caption>"
+        unit = "differences" if t.integer else "steps of the expected grid"
+        yield f"<table class=bars><caption>{unit}</caption>"
         for label, count in t.ulp_histogram.items():
             width = max(1, 300 * count // top)
             yield f'<tr><td>{html.escape(label)}<td><i style="width:{width}px"></i> {count}</tr>'

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -397,12 +398,7 @@ def _run(work: Sequence[_Work], jobs: int, scheduler: str) -> Iterator[tuple[str
         yield from map(_make_one, work)
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        min(jobs, len(work)),
-        context,
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    )
+    pool = ProcessPoolExecutor(min(jobs, len(work)), context, initializer=_start_worker)
     others = set(multiprocessing.active_children())
     try:
         for future in as_completed([pool.submit(_make_one, one) for one in work]):
@@ -413,6 +409,19 @@ def _run(work: Sequence[_Work], jobs: int, scheduler: str) -> Iterator[tuple[str
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """A worker leaves Ctrl-C to its parent, and does not outlive one that was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def make_one(op: str, case_name: str) -> tuple[str, bytes]:

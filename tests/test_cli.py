@@ -72,14 +72,28 @@ def test_what_stops_a_command_is_one_line(
     assert (result.exit_code, result.stderr) == (code, said + "\n")
 
 
-@pytest.mark.parametrize("command", ["inspect", "textconv"])
-@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("inspect PATH", "/dev/zero"),
+        ("inspect PATH", "pipe"),
+        ("textconv PATH", "pipe"),
+        ("validate PATH", "pipe"),
+        ("convert PATH out.npz", "a.kdtr"),
+        ("diff PATH PATH", "pipe"),
+        ("verify PATH", "pipe"),
+        pytest.param(
+            "decode --prompt-ids 1 --model FOLDER", "model.safetensors", marks=pytest.mark.engine
+        ),
+    ],
+)
 def test_what_has_no_end_is_refused_at_once(tmp_path: Path, command: str, name: str) -> None:
     path = tmp_path / name  # an absolute name stays what it is
-    if name == "pipe":
+    if not path.exists():
         os.mkfifo(path)
+    places = {"PATH": str(path), "FOLDER": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "kdtr", command, str(path)],
+        [sys.executable, "-m", "kdtr", *(places.get(word, word) for word in command.split())],
         capture_output=True,
         text=True,
         check=False,

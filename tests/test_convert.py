@@ -32,6 +32,23 @@ FORMATS: dict[str, tuple[Callable[..., None], Callable[..., str]]] = {
 BOTH = pytest.mark.parametrize("suffix", FORMATS)
 
 
+@BOTH
+@pytest.mark.parametrize("target", ["folder", "pipe"])
+@pytest.mark.parametrize("to", ["", "kdtr"])
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, suffix: str, target: str, to: str) -> None:
+    container.write(tmp_path / "a.kdtr", {"x": np.arange(3)})
+    FORMATS[suffix][0](tmp_path / "a.kdtr", tmp_path / f"a.{suffix}")
+    given, place = ("a.kdtr", f"b.{suffix}") if not to else (f"a.{suffix}", "b.kdtr")
+    path = tmp_path / place
+    path.mkdir() if target == "folder" else os.mkfifo(path)
+    before = sorted(os.listdir(tmp_path)), path.stat().st_mode
+    got = "a folder" if target == "folder" else "a pipe or a device"
+    with pytest.raises(KdtrError) as caught:
+        convert.convert(tmp_path / given, path)
+    assert str(caught.value) == f"{path}: cannot be replaced, want a file, got {got}"
+    assert (sorted(os.listdir(tmp_path)), path.stat().st_mode) == before
+
+
 def there_and_back(data: bytes, suffix: str, folder: Path) -> bytes:
     there, back = FORMATS[suffix]
     (folder / "a.kdtr").write_bytes(data)

@@ -639,6 +639,14 @@ def test_decode_prints_the_recorded_tokens_and_its_statistics(budget: str) -> No
 
 
 @pytest.mark.engine
+def test_what_stops_a_decode_is_a_line_of_its_own() -> None:
+    done = run("decode", "--prompt-ids", "1 2 3", "--max-context", "8", "-n", str(10**30))
+    assert done.exit_code == 2
+    assert (len(done.stdout.split()), done.stdout[-1]) == (6, "\n")
+    assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_localize_says_that_every_stage_is_within(precision: str) -> None:
     done = run("localize", "--prompt-ids", "52 90 78 718", "--all", "--precision", precision)

@@ -158,6 +158,23 @@ def test_square_transpose_and_nibble_order_are_named(tmp_path: Path) -> None:
     assert q.why == ["nibbles of each byte swapped"]
 
 
+def test_integers_have_a_difference_and_floats_have_ulps(tmp_path: Path) -> None:
+    want = {"i": np.array([3, 5], np.int32), "b": np.array([True]), "x": np.array([1.0])}
+    got = {"i": np.array([3, 9], np.int32), "b": np.array([False]), "x": np.array([2.0])}
+    outcome = compare(tmp_path, want, got)
+    text = {t.name: "\n".join(diff_report._tensor_lines(t)) for t in outcome.tensors}
+    assert [name for name in text if "ulp" in text[name]] == ["x"]
+    assert "got 9 (0x00000009), 4 apart" in text["i"]
+    rows = [line for line in diff_report.markdown(outcome).splitlines() if line.startswith("| `")]
+    assert [row.split("|")[6].strip() == "" for row in rows] == [True, True, False]
+    assert diff_report.page(outcome).count("<caption>differences") == 2
+
+
+@pytest.mark.parametrize(("dtype", "step"), [("f8_e4m3fnuz", 0.125), ("f8_e8m0fnu", 1.0)])
+def test_ulp_is_a_step_of_every_float_type(dtype: str, step: float) -> None:
+    assert ulp_distance(np.array([1.0]), np.array([1.0 + step]), dtype).tolist() == [1.0]
+
+
 def test_ulp_is_measured_on_the_expected_grid() -> None:
     want = np.array([1.0, 2.0**-126, 0.0, 256.0])
     got = np.array([1.0 + 2.0**-7, 2.0**-126 + 2.0**-133, 2.0**-133, 258.0])

@@ -124,6 +124,20 @@ def test_a_folder_is_a_line_a_file_and_damage_is_seen(file: Path, tmp_path: Path
     assert kdtr("inspect", tmp_path).exit_code == 0
 
 
+@pytest.mark.parametrize("option", ["x", "--json", "--meta", "--names", "--identity", "--map"])
+def test_what_a_folder_cannot_answer_is_refused(file: Path, option: str) -> None:
+    done = kdtr("inspect", file.parent, option)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "a folder gives a line a file: name one in" in done.stderr
+
+
+def test_a_folder_without_files_is_no_pass(tmp_path: Path) -> None:
+    (tmp_path / "ignored.txt").write_text("x")
+    done = kdtr("inspect", tmp_path)
+    want = f"{tmp_path}: no file to inspect is in the folder, want .kdtr .npz .npy .safetensors"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {want}\n")
+
+
 # --- maps and damage ----------------------------------------------------------------------------
 
 
