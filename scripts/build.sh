@@ -27,6 +27,7 @@ compile() {
   # A header, for a quoted -D does not survive xargs.
   cat >"$header" <<END
 #define KDTR_BACKEND "$backend"
+#define KDTR_NAME "kdtr-$backend"
 #define KDTR_VERSION "$version"
 #define KDTR_BUILD "$cxx, scripts/build.sh"
 END

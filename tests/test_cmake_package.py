@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -68,6 +69,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert text.endswith("exit 0"), text
     assert "kdtr: 15 cases for" in text
     return folder
+
+
+def test_a_plugin_is_called_by_its_target(project: Path) -> None:
+    arguments = ("certify", "--engine", "build/libmine.so", "--out", "paper")
+    fixture = ROOT / "goldens" / "argmax@1" / "random_f32.kdtr"
+    text = run(project, f"{engine.folder()}/kdtr-conform", *arguments, fixture)
+    assert text.endswith("exit 0"), text
+    paper = json.loads((project / "paper" / "certificate.json").read_text())
+    assert paper["predicate"]["kdtr"]["engine"]["name"] == "mine"
+    assert paper["predicate"]["kdtr"]["engine"]["version"] == "1.0"
 
 
 def test_every_case_is_a_test_and_what_is_not_supported_is_skipped(project: Path) -> None:

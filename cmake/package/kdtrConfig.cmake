@@ -37,7 +37,8 @@ add_executable(kdtr::conform IMPORTED)
 set_target_properties(kdtr::conform PROPERTIES IMPORTED_LOCATION "${kdtr_CONFORM}")
 
 # kdtr_add_plugin(<target> <sources>...): a plug-in lib<target>.so of kernels that register
-# themselves. With a .cu source it is one for CUDA.
+# themselves, called by the target's name and the project's version. With a .cu source it is one for
+# CUDA.
 function(kdtr_add_plugin target)
   set(backend cpu)
   if("${ARGN}" MATCHES "\\.cu(;|$)")
@@ -45,7 +46,7 @@ function(kdtr_add_plugin target)
   endif()
   add_library(${target} MODULE ${ARGN} "${kdtr_PLUGIN_SOURCE}")
   target_link_libraries(${target} PRIVATE kdtr::headers)
-  target_compile_definitions(${target} PRIVATE KDTR_BACKEND="${backend}"
+  target_compile_definitions(${target} PRIVATE KDTR_BACKEND="${backend}" KDTR_NAME="${target}"
                                                KDTR_VERSION="${PROJECT_VERSION}")
   # a * b + c stays two operations: exact ops must not depend on which machines fuse it.
   target_compile_options(

@@ -7,6 +7,10 @@
 #ifndef KDTR_BACKEND
 #define KDTR_BACKEND "cpu"
 #endif
+// Only kdtr's own engines are called by kdtr's name.
+#ifndef KDTR_NAME
+#define KDTR_NAME "unnamed"
+#endif
 #ifndef KDTR_VERSION
 #define KDTR_VERSION "0.0.0"
 #endif
@@ -76,7 +80,7 @@ int describe(void*, kdtr_description* out) {
   kdtr_description mine{};
   mine.struct_size = size;
   mine.device = {kCuda ? kDLCUDA : kDLCPU, 0};
-  mine.name = "kdtr-" KDTR_BACKEND;
+  mine.name = KDTR_NAME;
   mine.version = KDTR_VERSION;
   mine.profiles = "";
   mine.build = KDTR_BUILD;
