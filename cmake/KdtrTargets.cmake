@@ -6,6 +6,13 @@ function(kdtr_glob out)
   set(${out} ${found} PARENT_SCOPE)
 endfunction()
 
+# kdtr_hide_symbols(<target>): a library that shows its C interface alone.
+function(kdtr_hide_symbols target)
+  set(map "${PROJECT_SOURCE_DIR}/cmake/package/exports.map")
+  target_link_options(${target} PRIVATE "LINKER:--version-script=${map}")
+  set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS "${map}")
+endfunction()
+
 # kdtr_plugin(<name> [SOURCES ...] [GLOB ...]): object library kdtr_<name>_objects, which a static
 # library would drop files from, and the plug-in libkdtr_<name>.so made of it.
 function(kdtr_plugin name)
@@ -21,6 +28,7 @@ function(kdtr_plugin name)
                                                            KDTR_NAME="kdtr-${name}")
   add_library(kdtr_${name} SHARED $<TARGET_OBJECTS:kdtr_${name}_objects>)
   target_link_libraries(kdtr_${name} PRIVATE kdtr_options)
+  kdtr_hide_symbols(kdtr_${name})
   set_target_properties(kdtr_${name} PROPERTIES LINKER_LANGUAGE CXX)
   if(name STREQUAL "cuda")
     set_target_properties(kdtr_${name} PROPERTIES LINKER_LANGUAGE CUDA)

@@ -59,12 +59,13 @@ fi
 
 xargs -P "$jobs" -I{} sh -c 'echo "$1" && $1' _ {} <"$todo"
 
+hide="-Xlinker --version-script=cmake/package/exports.map"
 for name in cpu mutants; do
   eval "objects=\$objects_$name"
-  [ -z "$objects" ] || $cxx -shared $objects -o "$out/libkdtr_$name.so"
+  [ -z "$objects" ] || $cxx -shared $hide $objects -o "$out/libkdtr_$name.so"
 done
 if [ -n "${objects_cuda:-}" ]; then
-  $nvcc -shared -cudart static $objects_cuda -ldl -o "$out/libkdtr_cuda.so"
+  $nvcc -shared -cudart static $hide $objects_cuda -ldl -o "$out/libkdtr_cuda.so"
 fi
 [ -z "$objects_conform" ] || $cxx -rdynamic $objects_conform -pthread -ldl -o "$out/kdtr-conform"
 echo "built in $out: $(ls "$out" | grep -E '^(lib|kdtr)' | tr '\n' ' ')"

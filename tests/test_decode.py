@@ -287,7 +287,8 @@ def test_steps_of_every_kind_in_any_order_give_the_greedy_tokens(backend: str) -
 
 
 @pytest.mark.engine
-def test_a_step_that_fails_moves_no_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_that_fails_moves_no_request(tmp_path: Path, backend: str) -> None:
     """The first token of prompt 0 embeds as NaN, so its next step fails; prompt 1 goes on."""
     bad = greedy_tokens(0)[0]
     assert bad not in [*PROMPTS[0]["prompt_ids"], *PROMPTS[1]["prompt_ids"], *greedy_tokens(1)]
@@ -298,7 +299,7 @@ def test_a_step_that_fails_moves_no_request(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     for name in ("config.json", "draft_heads.safetensors"):
         (tmp_path / name).symlink_to(MODEL / name)
-    with decode.Decoder(tmp_path, requests=2, max_context=256, max_budget=8) as decoder:
+    with decode.Decoder(tmp_path, backend, requests=2, max_context=256, max_budget=8) as decoder:
         assert decoder.prefill(PROMPTS[0]["prompt_ids"], 0) == bad
         tokens = [decoder.prefill(PROMPTS[1]["prompt_ids"], 1)]
         with pytest.raises(EngineError, match=r"l0.input_norm: status of row 0, want 0, got 1"):
@@ -379,13 +380,14 @@ def test_int4_experts_are_the_model_of_their_dequantised_weights(
 
 
 @pytest.mark.engine
-def test_in_bf16_trees_give_the_greedy_tokens_of_bf16() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_bf16_trees_give_the_greedy_tokens_of_bf16(backend: str) -> None:
     """Exactly, for all prompts: a row's bits do not depend on the pass that made it.
 
     51 rows a pass: beyond 64 the CUDA engine may leave products to cuBLAS, which promises less.
     """
     with decode.Decoder(
-        MODEL, requests=3, max_context=512, max_budget=16, precision="bf16"
+        MODEL, backend, requests=3, max_context=512, max_budget=16, precision="bf16"
     ) as decoder:
         for first in range(0, 16, 3):
             prompts = [p["prompt_ids"] for p in PROMPTS[first : first + 3]]
@@ -464,10 +466,11 @@ SIGMAS = 6  # chance alone passes this once in 500 million
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_in_bf16_tokens_are_the_reference_models_wherever_rounding_cannot_decide(
-    model: reference.Model, monkeypatch: pytest.MonkeyPatch
+    model: reference.Model, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    with decode.Decoder(MODEL, max_context=256, precision="bf16") as decoder:
+    with decode.Decoder(MODEL, backend, max_context=256, precision="bf16") as decoder:
         found = [
             distances_in_sigmas(model, decoder, PROMPTS[p]["prompt_ids"], 32, monkeypatch)
             for p in range(0, 16, 2)
@@ -530,8 +533,9 @@ def stages() -> list[decode.Stage]:
 
 
 @pytest.mark.engine
-def test_every_stage_of_bf16_is_within_its_own_budget() -> None:
-    with decode.Decoder(MODEL, max_context=256, precision="bf16") as decoder:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_stage_of_bf16_is_within_its_own_budget(backend: str) -> None:
+    with decode.Decoder(MODEL, backend, max_context=256, precision="bf16") as decoder:
         verdicts = decode.localize(decoder, PROMPTS[0]["prompt_ids"])
     assert len(verdicts) == 37
     assert [v.stage for v in verdicts if not v.worst <= 1] == []

@@ -48,6 +48,18 @@ def write_engine(folder: Path, body: str) -> None:
     (folder / "engine_under_test.py").write_text(head + lines)
 
 
+@pytest.mark.parametrize("name", ["cpu", "mutants", "cuda"])
+def test_a_library_shows_its_c_interface_alone(name: str) -> None:
+    """Else a C++ library that is linked in mixes its symbols with another of the process."""
+    library = Path(compiled.resolve(name))
+    if not library.exists():
+        pytest.skip("not built")
+    command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", str(library)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert "kdtr_plugin_v1" in shown
+    assert [symbol for symbol in shown if not symbol.startswith("kdtr_")] == []
+
+
 def test_the_python_example_is_certified() -> None:
     code, text = certify(ROOT / "examples" / "python_engine", "mine", "--ops", "argmax")
     assert code == 0, text

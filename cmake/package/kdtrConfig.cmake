@@ -21,6 +21,7 @@ endif()
 find_program(kdtr_CONFORM kdtr-conform HINTS ENV KDTR_BIN PATHS ${_kdtr_bin} NO_DEFAULT_PATH
              DOC "The judge")
 find_program(kdtr_PROGRAM kdtr DOC "The command line, which makes fixtures")
+set(kdtr_EXPORTS "${CMAKE_CURRENT_LIST_DIR}/exports.map")
 set(kdtr_DISCOVER "${CMAKE_CURRENT_LIST_DIR}/kdtrDiscover.cmake")
 
 include(FindPackageHandleStandardArgs)
@@ -52,6 +53,7 @@ function(kdtr_add_plugin target)
   target_compile_options(
     ${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang,AppleClang>:-ffp-contract=off>)
   set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden)
+  target_link_options(${target} PRIVATE "LINKER:--version-script=${kdtr_EXPORTS}")
 endfunction()
 
 # kdtr_discover_fixtures(<target> [OPS <op>...] [CASES <pattern>] [GOLDENS <folder>] [TIER <tier>]

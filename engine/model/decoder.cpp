@@ -1,11 +1,11 @@
 #include "decoder.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
+#include <charconv>
 #include <utility>
 
 #include "kdtr/error.h"
+#include "kdtr/mapped_file.h"
 #include "kdtr/registry.h"
 #include "kdtr/tensor.h"
 
@@ -17,11 +17,11 @@ constexpr std::int64_t kStatuses = 1 << 20;  // int32 statuses of a step
 
 Config read_config(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail(path, "cannot be read");
-  std::ostringstream text;
-  text << file.rdbuf();
-  return parse_config(text.str(), path);
+  InputFile file;
+  if (!file.open(path.c_str())) fail(path, "cannot be read");
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  if (!file.read(std::as_writable_bytes(std::span(text)))) fail(path, "cannot be read");
+  return parse_config(text, path);
 }
 
 Tensor view(Tensor tensor, std::vector<std::int64_t> shape) {
@@ -665,10 +665,10 @@ void Decoder::draft_and_verify(std::int64_t r, std::int64_t budget) {
 std::size_t Decoder::read(const std::string& name, void* out, std::size_t bytes) {
   if (name.starts_with("rows.")) {
     std::int64_t layer = -1, request = -1;
-    char dot = 0;
-    std::istringstream text(name.substr(5));
-    text >> layer >> dot >> request;
-    KDTR_CHECK(text && dot == '.' && layer >= 0 && layer < config_.layers, name, "buffer",
+    const char* const end = name.data() + name.size();
+    const auto [dot, none] = std::from_chars(name.data() + 5, end, layer);
+    if (dot != end && *dot == '.') std::from_chars(dot + 1, end, request);
+    KDTR_CHECK(layer >= 0 && layer < config_.layers && request >= 0, name, "buffer",
                "rows.<layer>.<request>", name);
     const std::int64_t n = length(request);
     const auto row = static_cast<std::size_t>(config_.row()) * (pool_.dtype.bits / 8u);

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <map>
-#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -92,10 +91,10 @@ class Call {
   }
 
   void bind_axes(const char* name, const DLTensor& tensor, std::string_view axes) {
-    std::istringstream words{std::string(axes)};
-    std::string axis;
     int i = 0;
-    for (; words >> axis; ++i) {
+    for (std::size_t at = 0; (at = axes.find_first_not_of(' ', at)) != axes.npos; ++i) {
+      const std::string axis(axes.substr(at, axes.find(' ', at) - at));
+      at += axis.size();
       KDTR_CHECK(i < tensor.ndim, where(name), "rank", "[" + std::string(axes) + "]", tensor.ndim);
       const std::int64_t size = tensor.shape[i];
       if (axis == "*") continue;
