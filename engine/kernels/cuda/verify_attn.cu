@@ -12,8 +12,9 @@
 namespace kdtr::cuda {
 namespace {
 
-constexpr int kRows = 8, kKeys = 32, kThreads = 256, kChunk = 64, kColumns = 512;
-constexpr Cut kAnyCut{kRows, kKeys, kMostSplits, 8};
+constexpr int kRows = 8, kKeys = 32, kThreads = 256, kChunk = 192, kColumns = 512;
+constexpr Cut kAnyCut{kRows, kKeys, kMostSplits, 2};
+constexpr int kBatch = 8;  // keys whose values are asked for together
 
 // Any shape: a warp per row scores 32 keys, then each thread owns two value columns of 8 rows.
 template <class T, class O>
@@ -97,17 +98,32 @@ __global__ void __launch_bounds__(kThreads) attend_any(const Attention a) {
     if (lane == 0) alpha[warp] = keep;
     __syncthreads();
 
-    for (int j = 0; j < 2; ++j) {
-      const int c = column0 + j * kThreads + me;
-      if (c >= a.values) continue;
-      for (int row = 0; row < kRows; ++row) acc[row][j] *= alpha[row];
-      for (int key = 0; key < count; ++key) {
-        const float value = widen(pool[slots[key] * a.width + c]);
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      acc[row][0] *= alpha[row];
+      acc[row][1] *= alpha[row];
+    }
+    for (int key0 = 0; key0 < count; key0 += kBatch) {
+      float value[kBatch][2];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const std::int64_t at = slots[min(key0 + i, count - 1)] * a.width;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int c = column0 + j * kThreads + me;
+          value[i][j] = c < a.values ? widen(pool[at + c]) : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (key0 + i >= count) break;
 #pragma unroll
         for (int row = 0; row < kRows; ++row) {
           // Skipped, not multiplied by 0: the row may hold anything.
-          const float w = p_of[row][key];
-          if (!(w < 0.0f)) acc[row][j] = fmaf(w, value, acc[row][j]);
+          const float w = p_of[row][key0 + i];
+          if (w < 0.0f) continue;
+          acc[row][0] = fmaf(w, value[i][0], acc[row][0]);
+          acc[row][1] = fmaf(w, value[i][1], acc[row][1]);
         }
       }
     }
@@ -244,7 +260,7 @@ void run(Call& c, void* stream) {
         if constexpr (!std::is_same_v<T, float>) {
           if (run_tensor_cores<T, O>(a, c.workspace(), cuda_stream(stream))) return;
         }
-        // grid: (row block, split) units, R, 512 columns each; block: 8 warps; smem: 12 KB static
+        // grid: (row block, split) units, R, 512 columns each; block: 8 warps; smem: 33 KB static
         attend_any<T, O><<<{units, requests, chunks}, kThreads, 0, cuda_stream(stream)>>>(a);
         KDTR_LAUNCHED("verify_attn@1");
         const auto rows = static_cast<unsigned>(a.nodes * a.heads);
