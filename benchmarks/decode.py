@@ -2,6 +2,11 @@
 
     python benchmarks/decode.py [--layers 12] [--precision f32 bf16] [--format dense int4]
 
+Sizes are options. By default they are small, and what counts is how long a kernel takes that reads
+nearly nothing; layers as wide as DeepSeek-V3's, of which a few fill a GPU's memory bandwidth, are
+
+    --layers 4 --hidden 7168 --heads 128 --q-latent 1536 --dense 18432 --experts 32 --expert 2048
+
 The model (DeepSeek-V3's architecture, normal weights in bf16, f32 or int4 where the checkpoint
 format has them so) is made on the device and written to a folder, which the engine opens. Before
 anything is timed, the engine's tokens in f32 are compared with torch's, and its tree tokens with
@@ -52,9 +57,10 @@ def configuration(o: argparse.Namespace) -> dict[str, Any]:
         "model_type": "deepseek_v3", "hidden_act": "silu", "scoring_func": "sigmoid",
         "topk_method": "noaux_tc", "attention_bias": False, "rope_interleave": True,
         "vocab_size": o.vocab, "hidden_size": o.hidden, "num_hidden_layers": o.layers,
-        "num_attention_heads": o.heads, "q_lora_rank": o.hidden // 2, "kv_lora_rank": o.latent,
+        "num_attention_heads": o.heads, "kv_lora_rank": o.latent,
+        "q_lora_rank": o.q_latent or o.hidden // 2,
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "intermediate_size": 4 * o.hidden, "moe_intermediate_size": o.expert,
+        "intermediate_size": o.dense or 4 * o.hidden, "moe_intermediate_size": o.expert,
         "n_routed_experts": o.experts, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
         "num_experts_per_tok": o.top_k, "first_k_dense_replace": 1, "norm_topk_prob": True,
         "routed_scaling_factor": 2.5, "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
@@ -492,10 +498,10 @@ def lines(row: dict[str, Any]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, default in (
-        ("layers", 12), ("hidden", 2048), ("heads", 16), ("latent", 512), ("experts", 64),
-        ("expert", 1024), ("top-k", 8), ("vocab", 32768), ("context", 256), ("steps", 20),
-        ("check", 16),
+    for name, default in (  # q-latent 0: half of hidden; dense 0: four times hidden
+        ("layers", 12), ("hidden", 2048), ("heads", 16), ("latent", 512), ("q-latent", 0),
+        ("dense", 0), ("experts", 64), ("expert", 1024), ("top-k", 8), ("vocab", 32768),
+        ("context", 256), ("steps", 20), ("check", 16),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--budgets", type=int, nargs="+", default=[16, 64])
