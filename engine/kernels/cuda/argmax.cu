@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "detail/overlap.cuh"
 #include "detail/rows.cuh"
 #include "kdtr/registry.h"
 
@@ -11,7 +12,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kChunkVectors = kThreads * 16;  // 64 KiB
+// 16-byte vectors of a row that a thread reads: few where there are few rows, for more blocks.
+constexpr int kFew = 4, kMany = 16, kManyRows = 16;
 constexpr std::uint64_t kNan = ~std::uint64_t{0};
 
 // The greatest element of a vector, NaN when it holds one.
@@ -36,23 +38,25 @@ __device__ float vector_max(const uint4& v) {
 // Best key of a chunk: greater value, then smaller id; kNan if it holds a NaN, 0 if it is empty.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    best_of_chunk(const T* logits, std::int64_t rows, std::int64_t vocab, int chunks,
+    best_of_chunk(const T* logits, std::int64_t rows, std::int64_t vocab, int chunks, int vectors,
                   std::uint64_t* best) {
   __shared__ std::uint64_t warp_best[kWarps];
   constexpr int kCount = Lanes<T>::kCount;
+  wait_for_last();
+  let_next_start();
   const std::int64_t row_at = blockIdx.x / static_cast<unsigned>(chunks);
   const std::int64_t chunk = blockIdx.x % static_cast<unsigned>(chunks);
   const T* row = logits + row_at * vocab;
   const T* end = logits + rows * vocab;
   const bool aligned = reinterpret_cast<std::uintptr_t>(row) % 16 == 0;
   const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t first = chunk * kChunkVectors * kCount;
+  const std::int64_t first = chunk * vectors * kThreads * kCount;
 
   float top = -INFINITY;
   std::int64_t top_id = first + static_cast<std::int64_t>(thread) * kCount;
   bool nan = false;
 #pragma unroll 4
-  for (int j = 0; j < kChunkVectors / kThreads; ++j) {
+  for (int j = 0; j < vectors; ++j) {
     const std::int64_t id = first + static_cast<std::int64_t>(j * kThreads + thread) * kCount;
     if (id >= vocab) break;
     const float x = vector_max<T>(load_vector(row + id, vocab - id, aligned, logits, end));
@@ -90,6 +94,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     best_of_row(const std::uint64_t* best, int nodes, int chunks, std::int32_t* ids,
                 std::int32_t* status) {
+  wait_for_last();
   const std::int64_t request = blockIdx.x;
   const std::int64_t parts = static_cast<std::int64_t>(nodes) * chunks;
   bool bad = false;
@@ -109,8 +114,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+int vectors_of(Call& c) { return c.dim("R") * c.dim("N") < kManyRows ? kFew : kMany; }
+
 std::int64_t chunks_of(Call& c, const DLTensor& logits) {
-  const std::int64_t vocab = c.dim("V"), chunk = kChunkVectors * (128 / logits.dtype.bits);
+  const std::int64_t vocab = c.dim("V");
+  const std::int64_t chunk = vectors_of(c) * kThreads * (128 / logits.dtype.bits);
   KDTR_CHECK(vocab < 0x7FFFFFFF, c.where("logits"), "vocabulary", "below 2^31 - 1", vocab);
   const std::int64_t chunks = std::max<std::int64_t>((vocab + chunk - 1) / chunk, 1);
   const std::int64_t blocks = c.dim("R") * c.dim("N") * chunks;
@@ -137,16 +145,15 @@ void run(Call& c, void* stream) {
   if (rows > 0) {
     with_float(c, "logits", logits.dtype, [&](auto in) {
       using T = decltype(in);
-      // grid: a block per 64 KiB of a row; block: 256 threads; smem: a key per warp
-      best_of_chunk<T><<<static_cast<unsigned>(rows * chunks), kThreads, 0, queue>>>(
-          static_cast<const T*>(bytes(logits)), rows, c.dim("V"), static_cast<int>(chunks), best);
-      KDTR_LAUNCHED("argmax@1");
+      // grid: a block per chunk of a row; block: 256 threads; smem: a key per warp
+      launch_next(best_of_chunk<T>, static_cast<unsigned>(rows * chunks), kThreads, 0, queue,
+                  static_cast<const T*>(bytes(logits)), rows, c.dim("V"), static_cast<int>(chunks),
+                  vectors_of(c), best);
     });
   }
   // grid: a block per request; block: a thread per row; smem: none
-  best_of_row<<<static_cast<unsigned>(c.dim("R")), kThreads, 0, queue>>>(
-      best, static_cast<int>(c.dim("N")), static_cast<int>(chunks), ids.data, status.data);
-  KDTR_LAUNCHED("argmax@1");
+  launch_next(best_of_row, static_cast<unsigned>(c.dim("R")), kThreads, 0, queue, best,
+              static_cast<int>(c.dim("N")), static_cast<int>(chunks), ids.data, status.data);
 }
 
 KDTR_KERNEL({"argmax@1", run, workspace});

@@ -1,20 +1,33 @@
-// embed@1 on cuda: a block a token; f32 or bf16 table, widened where out is f32.
+// embed@1 on cuda: a few blocks a token; f32 or bf16 table, widened where out is f32.
 // ids [T], table [V, N] -> out [T, N], status [T].
+#include <algorithm>
+
 #include "detail/matrix.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
 namespace {
 
-// grid: tokens; block: kRowThreads.
-template <class W, class Y>
+// kCount: elements at a time. grid: (tokens, parts of a row); block: kRowThreads.
+template <class W, class Y, int kCount>
 __global__ void gather(const std::int32_t* ids, const W* table, Y* out, std::int32_t* status,
                        std::int64_t vocabulary, std::int64_t n) {
+  wait_for_last();
+  let_next_start();
   const std::int64_t t = blockIdx.x, id = ids[t];
   const bool ok = id >= 0 && id < vocabulary;
-  if (threadIdx.x == 0) status[t] = ok ? kOk : kBadInput;
-  for (std::int64_t i = threadIdx.x; i < n; i += kRowThreads)
-    out[t * n + i] = narrow<Y>(ok ? widen(table[id * n + i]) : 0.0f);
+  if (blockIdx.y == 0 && threadIdx.x == 0) status[t] = ok ? kOk : kBadInput;
+  const auto* from = reinterpret_cast<const Pack<W, kCount>*>(table + (ok ? id * n : 0));
+  auto* to = reinterpret_cast<Pack<Y, kCount>*>(out + t * n);
+  for (std::int64_t i = std::int64_t{blockIdx.y} * kRowThreads + threadIdx.x; i < n / kCount;
+       i += std::int64_t{gridDim.y} * kRowThreads) {
+    Pack<W, kCount> x{};
+    if (ok) x = from[i];
+    Pack<Y, kCount> y;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) y.at[e] = narrow<Y>(ok ? widen(x.at[e]) : 0.0f);
+    to[i] = y;
+  }
 }
 
 void run(Call& call, void* stream) {
@@ -27,12 +40,19 @@ void run(Call& call, void* stream) {
   if (rows == 0) return;
   with_weight(call, "table", table.dtype, [&]<class W>(W) {
     with_weight(call, "out", out.dtype, [&]<class Y>(Y) {
-      gather<<<rows, kRowThreads, 0, cuda_stream(stream)>>>(
-          ids.data, static_cast<const W*>(bytes(table)), static_cast<Y*>(bytes(out)), status.data,
-          call.dim("V"), call.dim("N"));
+      const auto* from = static_cast<const W*>(bytes(table));
+      auto* to = static_cast<Y*>(bytes(out));
+      const std::int64_t n = call.dim("N");
+      const auto launch = [&](auto kernel, std::int64_t count) {
+        const unsigned parts = std::max(blocks(n / count, kRowThreads), 1u);
+        launch_next(kernel, dim3(rows, std::min(parts, 65535u)), kRowThreads, 0,
+                    cuda_stream(stream), ids.data, from, to, status.data, call.dim("V"), n);
+      };
+      constexpr int kCount = kPacked<W>;
+      if (in_packs<W>(from, n) && in_packs<W>(to, n)) return launch(gather<W, Y, kCount>, kCount);
+      launch(gather<W, Y, 1>, 1);
     });
   });
-  KDTR_LAUNCHED("embed");
 }
 
 }  // namespace

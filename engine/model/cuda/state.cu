@@ -3,6 +3,7 @@
 
 #include "kdtr/cuda.h"
 #include "kdtr/op_call.h"
+#include "kernels/cuda/detail/overlap.cuh"
 
 namespace kdtr::model {
 namespace {
@@ -22,6 +23,8 @@ __device__ void copy_row(std::byte* to, const std::byte* from, std::int64_t byte
 }
 
 __global__ void __launch_bounds__(kThreads) start(const StepStart s) {
+  cuda::wait_for_last();
+  cuda::let_next_start();
   const std::int64_t i = blockIdx.x, q = s.requests[i];
   if (threadIdx.x == 0) {
     s.prefix_len[i] = s.state.length[q];
@@ -36,6 +39,7 @@ __global__ void __launch_bounds__(kThreads) start(const StepStart s) {
 }
 
 __global__ void __launch_bounds__(kThreads) end(const StepEnd s) {
+  cuda::wait_for_last();
   __shared__ int first;
   const std::int64_t i = blockIdx.x, q = s.requests[i];
   const auto none = static_cast<int>(s.count);
@@ -63,14 +67,12 @@ __global__ void __launch_bounds__(kThreads) end(const StepEnd s) {
 
 void start_step(const StepStart& step, void* stream) {
   // grid: a block a request; block: 256; smem: none
-  start<<<static_cast<unsigned>(step.r), kThreads, 0, cuda_stream(stream)>>>(step);
-  KDTR_LAUNCHED("start_step");
+  cuda::launch_next(start, static_cast<unsigned>(step.r), kThreads, 0, cuda_stream(stream), step);
 }
 
 void end_step(const StepEnd& step, void* stream) {
   // grid: a block a request, each reading all statuses; block: 256; smem: one index
-  end<<<static_cast<unsigned>(step.r), kThreads, 0, cuda_stream(stream)>>>(step);
-  KDTR_LAUNCHED("end_step");
+  cuda::launch_next(end, static_cast<unsigned>(step.r), kThreads, 0, cuda_stream(stream), step);
 }
 
 }  // namespace kdtr::model

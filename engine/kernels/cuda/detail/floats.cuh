@@ -24,6 +24,20 @@ __device__ T narrow(float x) {
   }
 }
 
+// Neighbouring elements, loaded and stored together.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T at[kCount];
+};
+// Of 16 bytes of X: the elements of a pack, and whether rows of n elements from `at` on are packs.
+template <class X>
+constexpr int kPacked = 16 / static_cast<int>(sizeof(X));
+template <class X, class T>
+bool in_packs(const T* at, std::int64_t n) {
+  return n % kPacked<X> == 0 &&
+         reinterpret_cast<std::uintptr_t>(at) % (kPacked<X> * sizeof(T)) == 0;
+}
+
 // Calls `body` with a zero of the storage type that `dtype` names.
 template <class F>
 void with_float(const Call& call, const char* name, DLDataType dtype, F&& body) {

@@ -138,6 +138,7 @@ constexpr int kCheckThreads = 512;
 // grid: tokens; block: kCheckThreads.
 template <class X, class Y>
 __global__ void check_rows(Rows<X, Y> rows, std::int32_t* status) {
+  wait_for_last();
   let_next_start();
   const std::int64_t t = blockIdx.x;
   bool ok = rows.positions == nullptr || rows.positions[t] >= 0;
@@ -149,8 +150,7 @@ __global__ void check_rows(Rows<X, Y> rows, std::int32_t* status) {
 template <class X, class Y>
 void check(const Rows<X, Y>& rows, std::int64_t tokens, std::int32_t* status, cudaStream_t s) {
   if (tokens == 0) return;
-  check_rows<<<static_cast<unsigned>(tokens), kCheckThreads, 0, s>>>(rows, status);
-  KDTR_LAUNCHED("check_rows");
+  launch_next(check_rows<X, Y>, static_cast<unsigned>(tokens), kCheckThreads, 0, s, rows, status);
 }
 
 // The factor 1 / sqrt(mean(x^2) + eps) of one row, by a block of kRowThreads.

@@ -1,7 +1,12 @@
 // Launches that overlap. A kernel launched by `launch_next` may start when all blocks of the launch
-// before have, and does what needs nothing of it: from sm_90 on; elsewhere launches are in order.
-// Each such kernel waits, whatever path it takes, before it ends: so what it waits for includes all
-// launches before.
+// before have said `let_next_start` or ended, and does what needs nothing of it: from sm_90 on;
+// elsewhere launches are in order. Each such kernel waits, whatever path it takes, before it ends:
+// so what it waits for includes all launches before.
+//
+// Where one op follows another its inputs, weights too, may come from the launch before. So the
+// first kernel of an op waits before it reads anything, and lets the next start only then: all
+// later ones may read the op's inputs at once. Before the wait it may ask for them: `ask_for`
+// changes no bits, since caches beyond L1 are one for the device.
 #pragma once
 
 #include <utility>
@@ -19,6 +24,11 @@ __device__ inline void wait_for_last() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Brings a line of memory to L2.
+__device__ inline void ask_for(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
 inline int device_attribute(cudaDeviceAttr attribute) {
