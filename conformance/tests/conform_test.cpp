@@ -25,7 +25,8 @@ struct Ran {
 
 Ran shell(const std::string& command) {
   Ran ran;
-  std::FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
+  std::FILE* pipe =
+      ::popen((command + " 2>&1").c_str(), "r");  // NOLINT(bugprone-command-processor)
   char buffer[4096];
   while (const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
     ran.output.append(buffer, n);
