@@ -12,16 +12,51 @@
 namespace kdtr::cuda {
 namespace {
 
-constexpr int kRows = 8, kKeys = 32, kThreads = 256, kChunk = 192, kColumns = 512;
+constexpr int kRows = 8, kKeys = 32, kThreads = 256, kChunk = 1024, kColumns = 512;
 constexpr Cut kAnyCut{kRows, kKeys, kMostSplits, 2};
-constexpr int kBatch = 8;  // keys whose values are asked for together
+constexpr int kWarpKeys = kKeys / (kThreads / 32);  // keys that a warp scores
+constexpr int kBatch = 8;                           // keys whose values are asked for together
 
-// Any shape: a warp per row scores 32 keys, then each thread owns two value columns of 8 rows.
+// dot[8 i + r] += the lane's part of key i's product with query r over n columns, kCount at a time.
+template <int kCount, class T>
+__device__ void add_dots(const T* const (&keys)[kWarpKeys], const float (*queries)[kChunk], int n,
+                         int lane, float (&dot)[kWarpKeys * kRows]) {
+#pragma unroll 2
+  for (int d = lane * kCount; d < n; d += 32 * kCount) {
+    Pack<T, kCount> key[kWarpKeys];
+#pragma unroll
+    for (int i = 0; i < kWarpKeys; ++i)
+      key[i] = *reinterpret_cast<const Pack<T, kCount>*>(keys[i] + d);
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const auto query = *reinterpret_cast<const Pack<float, kCount>*>(queries[row] + d);
+#pragma unroll
+      for (int i = 0; i < kWarpKeys; ++i)
+#pragma unroll
+        for (int e = 0; e < kCount; ++e)
+          dot[i * kRows + row] = fmaf(query.at[e], widen(key[i].at[e]), dot[i * kRows + row]);
+    }
+  }
+}
+
+// Lane l gets the warp's sum of x[l] in x[0].
+template <int kHalf = 16>
+__device__ void sum_by_lane(float (&x)[kWarpKeys * kRows], int lane) {
+  const bool upper = (lane & kHalf) != 0;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float low = x[i], high = x[i + kHalf];
+    x[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, kHalf);
+  }
+  if constexpr (kHalf > 1) sum_by_lane<kHalf / 2>(x, lane);
+}
+
+// Any shape: each warp scores 4 keys with 8 rows, then weighs 32 keys of one row, then each thread
+// owns two value columns of all rows.
 template <class T, class O>
-__global__ void __launch_bounds__(kThreads) attend_any(const Attention a) {
-  __shared__ float keys[kKeys][kChunk + 1];
-  __shared__ float queries[kRows][kChunk];
-  __shared__ float p_of[kRows][kKeys];  // weights; negative = not visible
+__global__ void __launch_bounds__(kThreads, 2) attend_any(const Attention a) {
+  __shared__ __align__(16) float queries[kRows][kChunk];
+  __shared__ __align__(32) float p_of[kKeys][kRows];  // scores, weights; negative = not visible
   __shared__ float alpha[kRows], total[kRows];
   __shared__ std::int64_t slots[kKeys];
 
@@ -51,30 +86,38 @@ __global__ void __launch_bounds__(kThreads) attend_any(const Attention a) {
   const T* q = static_cast<const T*>(a.q) + (request_row + row0) * a.width;
   const T* pool = static_cast<const T*>(a.pool);
 
+  const bool packed =
+      a.width % 4 == 0 && reinterpret_cast<std::uintptr_t>(pool) % (4 * sizeof(T)) == 0;
+
   float acc[kRows][2] = {};
   float top = -INFINITY, sum = 0.0f;  // of this warp's row
   for (int t0 = first; rows > 0 && t0 < last; t0 += kKeys) {
     const int count = min(kKeys, last - t0);
-    __syncthreads();  // the last tile's slots and weights have been read
-    if (me < kKeys) slots[me] = me < count ? slot_of(a, request, p, t0 + me) : -1;
-    float dot = 0.0f;
-    for (int d0 = 0; d0 < a.width; d0 += kChunk) {
-      __syncthreads();
-      for (int i = me; i < kKeys * kChunk; i += kThreads) {
-        const int key = i / kChunk, d = d0 + i % kChunk;
-        const bool there = slots[key] >= 0 && d < a.width;
-        keys[key][i % kChunk] = there ? widen(pool[slots[key] * a.width + d]) : 0.0f;
-      }
-      for (int i = me; i < kRows * kChunk; i += kThreads) {
-        const int row = i / kChunk, d = d0 + i % kChunk;
-        const bool there = row < rows && d < a.width;
-        queries[row][i % kChunk] =
-            there ? widen(q[static_cast<std::int64_t>(row) * a.width + d]) : 0.0f;
+    float dot[kWarpKeys * kRows] = {};
+    for (int d0 = 0; d0 == 0 || d0 < a.width; d0 += kChunk) {
+      const int n = min(kChunk, a.width - d0);
+      __syncthreads();  // queries, slots and weights have been read
+      if (d0 == 0 && me < count) slots[me] = slot_of(a, request, p, t0 + me);
+      if (t0 == first || a.width > kChunk) {
+        for (int row = warp; row < kRows; row += kThreads / 32) {
+          const T* from = q + static_cast<std::int64_t>(row) * a.width + d0;
+          for (int d = lane; d < n; d += 32) queries[row][d] = row < rows ? widen(from[d]) : 0.0f;
+        }
       }
       __syncthreads();
-#pragma unroll 16
-      for (int d = 0; d < kChunk; ++d) dot = fmaf(queries[warp][d], keys[lane][d], dot);
+      const T* keys[kWarpKeys];
+#pragma unroll
+      for (int i = 0; i < kWarpKeys; ++i)
+        keys[i] = pool + slots[min(warp * kWarpKeys + i, count - 1)] * a.width + d0;
+      if (packed) {
+        add_dots<4>(keys, queries, n, lane, dot);
+      } else {
+        add_dots<1>(keys, queries, n, lane, dot);
+      }
     }
+    sum_by_lane(dot, lane);
+    p_of[warp * kWarpKeys + lane / kRows][lane % kRows] = dot[0];
+    __syncthreads();
 
     const int t = t0 + lane;
     bool sees = lane < count && warp < rows;
@@ -83,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) attend_any(const Attention a) {
       sees = a.visible[(static_cast<std::int64_t>(request) * a.nodes + node) * a.nodes +
                        (t - p.prefix)] != 0;
     }
-    const float score = sees ? a.scale * dot : -INFINITY;
+    const float score = sees ? a.scale * p_of[lane][warp] : -INFINITY;
     float best = score;
     for (int o = 16; o > 0; o /= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, o));
     const float new_top = fmaxf(top, best);
@@ -94,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) attend_any(const Attention a) {
     const float keep = expf(top - shift);
     sum = fmaf(sum, keep, part);
     top = new_top;
-    p_of[warp][lane] = sees ? weight : -1.0f;
+    p_of[lane][warp] = sees ? weight : -1.0f;
     if (lane == 0) alpha[warp] = keep;
     __syncthreads();
 
@@ -117,13 +160,13 @@ __global__ void __launch_bounds__(kThreads) attend_any(const Attention a) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (key0 + i >= count) break;
+        const auto w = *reinterpret_cast<const Pack<float, kRows>*>(p_of[key0 + i]);
 #pragma unroll
         for (int row = 0; row < kRows; ++row) {
           // Skipped, not multiplied by 0: the row may hold anything.
-          const float w = p_of[row][key0 + i];
-          if (w < 0.0f) continue;
-          acc[row][0] = fmaf(w, value[i][0], acc[row][0]);
-          acc[row][1] = fmaf(w, value[i][1], acc[row][1]);
+          if (w.at[row] < 0.0f) continue;
+          acc[row][0] = fmaf(w.at[row], value[i][0], acc[row][0]);
+          acc[row][1] = fmaf(w.at[row], value[i][1], acc[row][1]);
         }
       }
     }
@@ -260,7 +303,7 @@ void run(Call& c, void* stream) {
         if constexpr (!std::is_same_v<T, float>) {
           if (run_tensor_cores<T, O>(a, c.workspace(), cuda_stream(stream))) return;
         }
-        // grid: (row block, split) units, R, 512 columns each; block: 8 warps; smem: 33 KB static
+        // grid: (row block, split) units, R, 512 columns each; block: 8 warps; smem: 34 KB static
         attend_any<T, O><<<{units, requests, chunks}, kThreads, 0, cuda_stream(stream)>>>(a);
         KDTR_LAUNCHED("verify_attn@1");
         const auto rows = static_cast<unsigned>(a.nodes * a.heads);
