@@ -60,8 +60,8 @@ __device__ inline Plan plan_of(const Attention& a, int request, Cut cut) {
   p.keys = p.prefix + (a.has_tree ? p.nodes : 0);
   p.blocks = max(1, ceil_div(p.active, cut.rows));
   const int tiles = max(1, ceil_div(p.keys, cut.keys));
-  const int most = min(max(1, cut.blocks / p.blocks), ceil_div(tiles, cut.tiles));
-  p.per_split = ceil_div(tiles, most);
+  const int most = max(1, cut.blocks / p.blocks);
+  p.per_split = max(cut.tiles, ceil_div(tiles, most));
   p.splits = ceil_div(tiles, p.per_split);
   return p;
 }
