@@ -34,7 +34,9 @@ target_compile_definitions(
   kdtr_options
   INTERFACE KDTR_VERSION="${PROJECT_VERSION}"
             KDTR_BUILD="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_BUILD_TYPE}")
+set(KDTR_UNSANITIZED "")
 if(KDTR_SANITIZE)
+  set(KDTR_UNSANITIZED -fno-sanitize=all)
   target_compile_options(
     kdtr_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${KDTR_SANITIZE}>
                            $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>

@@ -74,6 +74,7 @@ function(kdtr_headers)
   endforeach()
   add_library(kdtr_headers OBJECT ${units})
   target_link_libraries(kdtr_headers PRIVATE kdtr_options)
+  target_compile_options(kdtr_headers PRIVATE -O0 -g0 ${KDTR_UNSANITIZED})
 endfunction()
 
 # kdtr_install(<folder>): programs and plug-ins side by side, where `kdtr.engine` looks for them.
