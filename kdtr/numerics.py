@@ -188,6 +188,11 @@ def round_f32(x: Any) -> F64:
     return np.asarray(x, np.float64).astype(np.float32).astype(np.float64)
 
 
+def rounded(x: Any, dtype: str) -> F64:
+    """f64 to the nearest value of "f32", "bf16" or "f16", returned as f64."""
+    return {"f32": round_f32, "bf16": round_bf16, "f16": round_f16}[dtype](x)
+
+
 def _round_mantissa(x: Any, bits: int, min_exponent: int) -> F64:
     x = np.asarray(x, np.float64)
     _, e = np.frexp(np.where(np.isfinite(x), x, 0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -268,14 +269,16 @@ def test_the_gate_in_bf16_is_not_far_above_what_legal_kernels_need(which: str) -
 @pytest.mark.parametrize("which", LEGAL)
 def test_the_gate_is_not_far_above_what_legal_kernels_need(which: str) -> None:
     """A bound that nothing comes near would accept faults: some case uses a twentieth of it."""
-    worst = 0.0
-    for op, case in CASES:
-        if op == which:
-            inputs = {name: case_module.widen(np.asarray(x)) for name, x in case.inputs().items()}
-            gold = case_module.reference(which)(inputs, case.attrs, case.profile)
-            for kernel in KERNELS:
-                with np.errstate(under="ignore"):
-                    got = LEGAL[which](inputs, dict(case.attrs), kernel)
-                wide = {name: x.astype(np.float64) for name, x in got.items()}
-                worst = max(worst, calibration.ratio(gold, wide, "gate"))
-    assert worst > 0.05
+
+    def ratios() -> Iterator[float]:
+        for op, case in CASES:
+            if op == which:
+                inputs = {n: case_module.widen(np.asarray(x)) for n, x in case.inputs().items()}
+                gold = case_module.reference(which)(inputs, case.attrs, case.profile)
+                for kernel in KERNELS:
+                    with np.errstate(under="ignore"):
+                        got = LEGAL[which](inputs, dict(case.attrs), kernel)
+                    wide = {name: x.astype(np.float64) for name, x in got.items()}
+                    yield calibration.ratio(gold, wide, "gate")
+
+    assert any(ratio > 0.05 for ratio in ratios())

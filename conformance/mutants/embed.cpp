@@ -13,6 +13,16 @@ enum Fault {
   kTail,
   kWrapsNegative,
   kStatusOnly,
+  kUint16,
+  kInt16,
+  kPast64Tokens,
+  kPast1024Tokens,
+  kPast1024Elements,
+  kThroughF16,
+  kClampsToF16,
+  kFlushes,
+  kPlusZero,
+  kChecks64Tokens,
 };
 
 void embed(Call& call, int fault) {
@@ -27,11 +37,20 @@ void embed(Call& call, int fault) {
     if (fault == kWrapsNegative && id < 0) id += v;
     if (fault == kOffByOne) id = (id + 1) % std::max<std::int64_t>(v, 1);
     if (fault == kUint8 && id >= 0) id &= 255;
+    if (fault == kUint16 && id >= 0 && id < v) id &= 65535;
+    if (fault == kInt16 && id >= 32768 && id < v) id = std::max<std::int64_t>(0, id - 65536);
     const bool ok = id >= 0 && id < v;
-    status[t] = ok || fault == kStatusOnly ? 0 : 1;
+    status[t] = ok || fault == kStatusOnly || (fault == kChecks64Tokens && t >= 64) ? 0 : 1;
     Row row = ok ? read(table, id * n, n) : Row(static_cast<std::size_t>(n), 0.0);
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (fault == kScaled) row[i] *= std::sqrt(static_cast<double>(n));
+      if (fault == kThroughF16) row[i] = in_f16(row[i]);
+      if (fault == kClampsToF16) row[i] = clamped_to_f16(row[i]);
+      if (fault == kFlushes && std::fabs(row[i]) < 0x1p-126) row[i] = std::copysign(0.0, row[i]);
+      if (fault == kPlusZero && row[i] == 0) row[i] = 0;
+      if ((fault == kPast64Tokens && t >= 64) || (fault == kPast1024Tokens && t >= 1024) ||
+          (fault == kPast1024Elements && i >= 1024))
+        row[i] = 0;
       if (fault == kTail && i >= row.size() / 4 * 4) row[i] = 0;
     }
     write(out, t * n, row);
@@ -48,6 +67,17 @@ KDTR_MUTANTS({"embed@1",
                {"uint8_id", "keeps only the low byte of an id"},
                {"tail", "copies whole groups of four only"},
                {"wraps_negative", "takes -1 as the last row"},
-               {"no_status", "reports a bad id as ok"}},
+               {"no_status", "reports a bad id as ok"},
+               {"uint16_id", "keeps an id in 16 bits"},
+               {"int16_id",
+                "keeps an id in 16 bits with a sign, and takes row 0 for a negative one"},
+               {"past_64_tokens", "handles only 64 tokens"},
+               {"past_1024_tokens", "handles only 1024 tokens"},
+               {"past_1024_elements", "copies only 1024 elements of a row"},
+               {"through_f16", "rounds the rows to f16"},
+               {"clamps_to_f16", "clamps the rows to the range of f16"},
+               {"flushes", "makes subnormals 0"},
+               {"plus_zero", "drops the sign of zero"},
+               {"checks_64_tokens", "reports a bad id in only 64 tokens"}},
               embed});
 }  // namespace kdtr::mutants

@@ -19,10 +19,28 @@ enum Fault {
   kKeepsBadRows,
   kBfloatPartial,
   kCutStore,
+  kPast64Outputs,
+  kPast128Outputs,
+  kPast128Tokens,
+  kResidualInBfloat,
+  kNoInputsZero,
+  kClampsToF16,
+  kThroughF16,
+  kRowsInF16,
+  kWeightsInF16,
+  kPast512Tokens,
+  kPast1024Outputs,
+  kPast1024Inputs,
+  kPast4096Inputs,
+  kResidualOf64Tokens,
+  kResidualOf64Outputs,
+  kChecks128Inputs,
+  kChecks64Outputs,
+  kChecks128Tokens,
 };
 
 // Sums of 16 products, added in bf16.
-Row in_bf16(const DLTensor& w, std::int64_t n, const Row& x) {
+Row partly_in_bf16(const DLTensor& w, std::int64_t n, const Row& x) {
   Row y(static_cast<std::size_t>(n), 0.0);
   const auto k = static_cast<std::int64_t>(x.size());
   for (std::int64_t i = 0; i < n; ++i)
@@ -50,12 +68,20 @@ void linear(Call& call, int fault) {
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     Row row = read(x, (fault == kRowZero ? 0 : t) * k, k);
     const Row add = has_residual ? read(residual, t * n, n) : Row(static_cast<std::size_t>(n), 0.0);
-    const bool ok = finite(read(x, t * k, k)) && finite(add);
+    const bool ok = (finite(read(x, t * k, k), fault == kChecks128Inputs ? 128 : row.size()) &&
+                     finite(add, fault == kChecks64Outputs ? 64 : add.size())) ||
+                    (fault == kChecks128Tokens && t >= 128);
     status[t] = ok ? 0 : 1;
     if (fault == kBfloatRows)
       for (double& v : row) v = static_cast<float>(bf16(static_cast<float>(v)));
-    Row y = multiply(weight, 0, n, row, fault == kTail ? row.size() / 16 * 16 : row.size());
-    if (fault == kBfloatPartial) y = in_bf16(weight, n, row);
+    if (fault == kRowsInF16)
+      for (double& v : row) v = clamped_to_f16(in_f16(v));
+    const std::size_t terms = fault == kTail             ? row.size() / 16 * 16
+                              : fault == kPast1024Inputs ? 1024
+                              : fault == kPast4096Inputs ? 4096
+                                                         : row.size();
+    Row y = multiply(weight, 0, n, row, terms);
+    if (fault == kBfloatPartial) y = partly_in_bf16(weight, n, row);
     if (fault == kTransposed)
       for (std::int64_t i = 0; i < n; ++i) {
         double sum = 0;
@@ -63,11 +89,27 @@ void linear(Call& call, int fault) {
           sum += load(weight, (j * n + i) % (n * k)) * row[static_cast<std::size_t>(j)];
         y[static_cast<std::size_t>(i)] = sum;
       }
+    if (fault == kWeightsInF16)
+      for (std::int64_t i = 0; i < n; ++i) {
+        double sum = 0;
+        for (std::int64_t j = 0; j < k; ++j)
+          sum += clamped_to_f16(in_f16(load(weight, i * k + j))) * row[static_cast<std::size_t>(j)];
+        y[static_cast<std::size_t>(i)] = sum;
+      }
     for (std::size_t i = 0; i < y.size(); ++i) {
       if (fault == kBfloatSum) y[i] = static_cast<float>(bf16(static_cast<float>(y[i])));
-      if (fault != kNoResidual) y[i] += add[i] * (fault == kResidualTwice ? 2 : 1);
-      if ((fault == kLastColumn && i + 1 == y.size()) || (fault == kTokenLimit && t >= 64))
-        y[i] = 0;
+      double more = fault == kResidualInBfloat ? in_bf16(add[i]) : add[i];
+      if ((fault == kResidualOf64Tokens && t >= 64) || (fault == kResidualOf64Outputs && i >= 64))
+        more = 0;
+      if (fault != kNoResidual) y[i] += more * (fault == kResidualTwice ? 2 : 1);
+      const bool left_out =
+          (fault == kLastColumn && i + 1 == y.size()) || (fault == kPast64Outputs && i >= 64) ||
+          (fault == kPast128Outputs && i >= 128) || (fault == kTokenLimit && t >= 64) ||
+          (fault == kPast128Tokens && t >= 128) || (fault == kPast512Tokens && t >= 512) ||
+          (fault == kPast1024Outputs && i >= 1024) || (fault == kNoInputsZero && k == 0);
+      if (left_out) y[i] = 0;
+      if (fault == kClampsToF16) y[i] = clamped_to_f16(y[i]);
+      if (fault == kThroughF16) y[i] = in_f16(y[i]);
       if (!ok && fault != kKeepsBadRows) y[i] = 0;
       if (fault == kCutStore) y[i] = cut(y[i]);
     }
@@ -89,6 +131,24 @@ KDTR_MUTANTS({"linear@1",
                {"token_limit", "handles only 64 tokens"},
                {"keeps_bad_rows", "writes NaN for a row that holds one"},
                {"bf16_partial", "keeps partial sums in bf16"},
-               {"cut_store", "cuts the result to bf16 instead of rounding it"}},
+               {"cut_store", "cuts the result to bf16 instead of rounding it"},
+               {"past_64_outputs", "writes only 64 outputs"},
+               {"past_128_outputs", "writes only 128 outputs"},
+               {"past_128_tokens", "handles only 128 tokens"},
+               {"residual_in_bf16", "rounds the residual to bf16"},
+               {"no_inputs_zero", "gives 0 where there are no inputs"},
+               {"clamps_to_f16", "clamps the result to the range of f16"},
+               {"through_f16", "rounds the result to f16"},
+               {"rows_in_f16", "converts the rows to f16"},
+               {"weights_in_f16", "converts the weights to f16"},
+               {"past_512_tokens", "handles only 512 tokens"},
+               {"past_1024_outputs", "writes only 1024 outputs"},
+               {"past_1024_inputs", "stops each sum after 1024 inputs"},
+               {"past_4096_inputs", "stops each sum after 4096 inputs"},
+               {"residual_of_64_tokens", "adds the residual of only 64 tokens"},
+               {"residual_of_64_outputs", "adds the residual of only 64 outputs"},
+               {"checks_128_inputs", "looks for a NaN in only 128 inputs"},
+               {"checks_64_outputs", "looks for a NaN in the residual of only 64 outputs"},
+               {"checks_128_tokens", "looks for a NaN in only 128 tokens"}},
               linear});
 }  // namespace kdtr::mutants

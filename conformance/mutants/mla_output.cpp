@@ -15,6 +15,23 @@ enum Fault {
   kOTransposed,
   kKeepsBadRows,
   kNextHeadLatent,
+  kPast16Heads,
+  kPast64Heads,
+  kPast512Outputs,
+  kPast1024Values,
+  kPast512Latents,
+  kPast64Tokens,
+  kPast128Tokens,
+  kClampsToF16,
+  kRowsInF16,
+  kOInF16,
+  kValuesInF16,
+  kPast1024Inputs,
+  kResidualOf64Tokens,
+  kResidualOf64Outputs,
+  kChecks64Tokens,
+  kChecks128Latents,
+  kChecks64Outputs,
 };
 
 void mla_output(Call& call, int fault) {
@@ -30,34 +47,50 @@ void mla_output(Call& call, int fault) {
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     const Row row = read(latent, t * h * c, h * c);
     const Row add = has_residual ? read(residual, t * d, d) : Row(static_cast<std::size_t>(d), 0.0);
-    const bool ok = finite(row) && finite(add);
+    const bool ok = (finite(row, fault == kChecks128Latents ? 128 : row.size()) &&
+                     finite(add, fault == kChecks64Outputs ? 64 : add.size())) ||
+                    (fault == kChecks64Tokens && t >= 64);
     status[t] = ok ? 0 : 1;
     Row values(static_cast<std::size_t>(h * v), 0.0);
     for (std::int64_t i = 0; i < h; ++i) {
       if (fault == kLastHeadDropped && i + 1 == h) continue;
       const std::int64_t at =
           (fault == kTokenZero ? 0 : t * h) + (fault == kNextHeadLatent ? (i + 1) % h : i);
-      const Row x = read(latent, at * c, c);
+      if ((fault == kPast16Heads && i >= 16) || (fault == kPast64Heads && i >= 64)) continue;
+      Row x = read(latent, at * c, c);
+      for (double& value : x)
+        if (fault == kRowsInF16) value = clamped_to_f16(in_f16(value));
       const std::int64_t base =
           ((fault == kHeadZero ? 0 : i) * m + (fault == kKeyRows ? 0 : m - v)) * c;
-      const Row mine = multiply(kv_b, base, v, x);
+      const Row mine = multiply(kv_b, base, v, x, fault == kPast512Latents ? 512 : x.size());
       for (std::int64_t j = 0; j < v; ++j) {
         double value = mine[static_cast<std::size_t>(j)];
-        if (fault == kBfloatValues) value = static_cast<float>(bf16(static_cast<float>(value)));
+        if (fault == kBfloatValues) value = in_bf16(value);
+        if (fault == kValuesInF16) value = clamped_to_f16(in_f16(value));
+        if (fault == kPast1024Values && j >= 1024) value = 0;
         values[static_cast<std::size_t>(fault == kHeadsInner ? j * h + i : i * v + j)] = value;
       }
     }
-    Row y = multiply(o, 0, d, values);
-    if (fault == kOTransposed)
+    Row y = multiply(o, 0, d, values, fault == kPast1024Inputs ? 1024 : values.size());
+    if (fault == kOTransposed || fault == kOInF16)
       for (std::int64_t i = 0; i < d; ++i) {
         double sum = 0;
-        for (std::int64_t j = 0; j < h * v; ++j)
-          sum += load(o, j * d + i) * values[static_cast<std::size_t>(j)];
+        for (std::int64_t j = 0; j < h * v; ++j) {
+          const double weight = fault == kOInF16 ? clamped_to_f16(in_f16(load(o, i * h * v + j)))
+                                                 : load(o, j * d + i);
+          sum += weight * values[static_cast<std::size_t>(j)];
+        }
         y[static_cast<std::size_t>(i)] = sum;
       }
     for (std::size_t i = 0; i < y.size(); ++i) {
-      if (fault != kNoResidual) y[i] += add[i];
-      if (!ok && fault != kKeepsBadRows) y[i] = 0;
+      if (fault != kNoResidual && !(fault == kResidualOf64Tokens && t >= 64) &&
+          !(fault == kResidualOf64Outputs && i >= 64))
+        y[i] += add[i];
+      const bool left_out = (fault == kPast512Outputs && i >= 512) ||
+                            (fault == kPast64Tokens && t >= 64) ||
+                            (fault == kPast128Tokens && t >= 128);
+      if (left_out || (!ok && fault != kKeepsBadRows)) y[i] = 0;
+      if (fault == kClampsToF16) y[i] = clamped_to_f16(y[i]);
     }
     write(out, t * d, y);
   }
@@ -75,6 +108,23 @@ KDTR_MUTANTS({"mla_output@1",
                {"token_zero", "reads the first token's latents for all"},
                {"o_transposed", "reads o_proj as [in, out]"},
                {"keeps_bad_rows", "writes a failed token's row"},
-               {"next_head_latent", "reads the next head's latent"}},
+               {"next_head_latent", "reads the next head's latent"},
+               {"past_16_heads", "uses only 16 heads"},
+               {"past_64_heads", "uses only 64 heads"},
+               {"past_512_outputs", "writes only 512 outputs"},
+               {"past_1024_values", "uses only 1024 values of a head"},
+               {"past_512_latents", "uses only 512 latents of a head"},
+               {"past_64_tokens", "handles only 64 tokens"},
+               {"past_128_tokens", "handles only 128 tokens"},
+               {"clamps_to_f16", "clamps the result to the range of f16"},
+               {"rows_in_f16", "converts the latents to f16"},
+               {"o_in_f16", "converts o_proj to f16"},
+               {"values_in_f16", "keeps the values in f16"},
+               {"past_1024_inputs", "stops each sum of o_proj after 1024 inputs"},
+               {"residual_of_64_tokens", "adds the residual of only 64 tokens"},
+               {"residual_of_64_outputs", "adds the residual of only 64 outputs"},
+               {"checks_64_tokens", "looks for a NaN in only 64 tokens"},
+               {"checks_128_latents", "looks for a NaN in only 128 latents"},
+               {"checks_64_outputs", "looks for a NaN in the residual of only 64 outputs"}},
               mla_output});
 }  // namespace kdtr::mutants

@@ -23,15 +23,43 @@ enum Fault {
   kKeepsBadRows,
   kRopeBeforeNope,
   kBfloatAngle,
+  kPast16Heads,
+  kPast64Heads,
+  kPast512Inputs,
+  kPast512Ranks,
+  kPast256Latents,
+  kPast256Nope,
+  kPast32Pairs,
+  kPast64Tokens,
+  kPast128Tokens,
+  kNoEps,
+  kNoEpsOfQ,
+  kNoEpsOfKv,
+  kNoKeyRopeScale,
+  kNormRoundedInside,
+  kClampsToF16,
+  kRowsInF16,
+  kKvBInF16,
+  kLatentsInF16,
+  kAInF16,
+  kQInF16,
+  kChecks64Tokens,
+  kChecks128Inputs,
+  kEpsAlwaysTheSame,
+  kPositionIn18Bits,
+  kNormWeightPositive,
 };
 
-Row norm(const Row& x, const DLTensor& weight, double eps, std::size_t over) {
+Row norm(const Row& x, const DLTensor& weight, double eps, int fault) {
   double sum = 0;
   for (const double v : x) sum += v * v;
-  const double root = std::sqrt(sum / static_cast<double>(over) + eps);
+  const double root = std::sqrt(sum / static_cast<double>(x.size()) + eps);
   Row y(x.size());
-  for (std::size_t i = 0; i < x.size(); ++i)
-    y[i] = load(weight, static_cast<std::int64_t>(i)) * x[i] / root;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double unit = fault == kNormRoundedInside ? in_bf16(x[i] / root) : x[i] / root;
+    const double w = load(weight, static_cast<std::int64_t>(i));
+    y[i] = (fault == kNormWeightPositive ? std::fabs(w) : w) * unit;
+  }
   return y;
 }
 
@@ -52,7 +80,11 @@ void mla_project(Call& call, int fault) {
   const DLTensor& q = call.any("q", KDTR_OUT, "T H W");
   const DLTensor& kv = call.any("kv", KDTR_OUT, "T W");
   const auto status = call.out<std::int32_t>("status", "T");
-  const double eps = call.attr_float("eps") * (fault == kOtherEps ? 10 : 1);
+  const double given = call.attr_float("eps");
+  const double eps = fault == kOtherEps           ? 10 * given
+                     : fault == kNoEps            ? 0
+                     : fault == kEpsAlwaysTheSame ? 1e-6
+                                                  : given;
   double scale = call.attr_float("rope_scale");
   if (fault == kNoRopeScale) scale = 1;
   bool halves = call.attr_str("store") == "halves";
@@ -61,23 +93,34 @@ void mla_project(Call& call, int fault) {
   const std::int64_t f = call.dim("F"), m = call.dim("M"), head = call.dim("B") / h;
   const std::int64_t n = head - 2 * f;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
-    const Row row = read(x, t * d, d);
-    const bool ok = positions[t] >= 0 && finite(row);
+    Row row = read(x, t * d, d);
+    const bool ok =
+        (positions[t] >= 0 && finite(row, fault == kChecks128Inputs ? 128 : row.size())) ||
+        (fault == kChecks64Tokens && t >= 64);
+    const auto in_f16s = [&](Row& values, int mine) {
+      for (double& v : values)
+        if (fault == mine) v = clamped_to_f16(in_f16(v));
+    };
+    in_f16s(row, kRowsInF16);
     status[t] = ok ? 0 : 1;
-    if (!ok && fault != kKeepsBadRows) {
+    const bool left_out =
+        (fault == kPast64Tokens && t >= 64) || (fault == kPast128Tokens && t >= 128);
+    if (left_out || (!ok && fault != kKeepsBadRows)) {
       write(q, t * h * w, Row(static_cast<std::size_t>(h * w), 0.0));
       write(kv, t * w, Row(static_cast<std::size_t>(w), 0.0));
       continue;
     }
-    const auto rope = [&](const Row& in, bool turned) {
+    const auto rope = [&](const Row& in, bool turned, double factor) {
       Row y(in.size());
-      for (std::int64_t i = 0; i < f; ++i) {
-        const std::int32_t position = fault == kPositionZero ? 0 : positions[t];
+      for (std::int64_t i = 0; i < (fault == kPast32Pairs ? std::min(f, std::int64_t{32}) : f);
+           ++i) {
+        std::int32_t position = fault == kPositionZero ? 0 : positions[t];
+        if (fault == kPositionIn18Bits) position &= 0x3FFFF;
         float angle = turned ? static_cast<float>(position) * inv_freq[i] : 0.0f;
         if (fault == kBfloatAngle) angle = static_cast<float>(bf16(angle));
-        const double cosine = scale * std::cos(static_cast<double>(angle));
+        const double cosine = factor * std::cos(static_cast<double>(angle));
         const double sine =
-            scale * std::sin(static_cast<double>(angle)) * (fault == kSign ? -1 : 1);
+            factor * std::sin(static_cast<double>(angle)) * (fault == kSign ? -1 : 1);
         const bool half = fault == kHalfPairs;
         const double a = in[static_cast<std::size_t>(half ? i : 2 * i)];
         const double b = in[static_cast<std::size_t>(half ? f + i : 2 * i + 1)];
@@ -88,13 +131,22 @@ void mla_project(Call& call, int fault) {
     };
     const auto emit = [&](const DLTensor& to, std::int64_t at, const Row& latent,
                           const Row& turned) {
-      const bool swap = fault == kRopeFirst;
-      write(to, at, swap ? turned : latent);
-      write(to, at + (swap ? 2 * f : c), swap ? latent : turned);
+      Row first = latent, second = turned;
+      if (fault == kRopeFirst) std::swap(first, second);
+      const std::int64_t middle = at + static_cast<std::int64_t>(first.size());
+      for (Row* values : {&first, &second})
+        for (double& v : *values)
+          if (fault == kClampsToF16) v = clamped_to_f16(v);
+      write(to, at, first);
+      write(to, middle, second);
     };
-    Row a = multiply(q_a, 0, call.dim("Q"), row);
-    if (fault != kNoQNorm) a = norm(a, q_a_norm, eps, a.size());
-    const Row b = multiply(q_b, 0, head * h, a);
+    const std::size_t inputs = fault == kPast512Inputs ? 512 : row.size();
+    Row a = multiply(q_a, 0, call.dim("Q"), row, inputs);
+    in_f16s(a, kLatentsInF16);
+    if (fault != kNoQNorm) a = norm(a, q_a_norm, fault == kNoEpsOfQ ? 0 : eps, fault);
+    in_f16s(a, kAInF16);
+    Row b = multiply(q_b, 0, head * h, a, fault == kPast512Ranks ? 512 : a.size());
+    in_f16s(b, kQInF16);
     for (std::int64_t i = 0; i < h; ++i) {
       const bool first = fault == kRopeBeforeNope;
       const Row nope = part(b, i * head + (first ? 2 * f : 0), n);
@@ -102,16 +154,22 @@ void mla_project(Call& call, int fault) {
       Row latent(static_cast<std::size_t>(c), 0.0);
       const std::int64_t base =
           (fault == kHeadZero ? 0 : i) * m + (fault == kValueRows ? m - n : 0);
-      for (std::int64_t j = 0; j < n; ++j)
+      for (std::int64_t j = 0; j < (fault == kPast256Nope ? std::min(n, std::int64_t{256}) : n);
+           ++j)
         for (std::int64_t l = 0; l < c; ++l) {
           const std::int64_t at =
               fault == kKeysTransposed ? (j * c + l) % n * c + (j * c + l) / n : j * c + l;
-          latent[static_cast<std::size_t>(l)] +=
-              nope[static_cast<std::size_t>(j)] * load(kv_b, base * c + at);
+          double key = load(kv_b, base * c + at);
+          if (fault == kKvBInF16) key = clamped_to_f16(in_f16(key));
+          latent[static_cast<std::size_t>(l)] += nope[static_cast<std::size_t>(j)] * key;
         }
-      emit(q, (t * h + i) * w, latent, rope(rotary, fault != kQueryUnrotated));
+      for (std::size_t l = 256; fault == kPast256Latents && l < latent.size(); ++l) latent[l] = 0;
+      if ((fault == kPast16Heads && i >= 16) || (fault == kPast64Heads && i >= 64))
+        latent.assign(latent.size(), 0.0);
+      emit(q, (t * h + i) * w, latent, rope(rotary, fault != kQueryUnrotated, scale));
     }
-    const Row z = multiply(kv_a, 0, w, row);
+    Row z = multiply(kv_a, 0, w, row);
+    in_f16s(z, kLatentsInF16);
     Row latent = part(z, 0, c);
     if (fault == kNormOverRow) {
       latent.clear();
@@ -121,9 +179,10 @@ void mla_project(Call& call, int fault) {
       for (std::int64_t l = 0; l < c; ++l)
         latent.push_back(load(kv_a_norm, l) * z[static_cast<std::size_t>(l)] / root);
     } else if (fault != kNoKvNorm) {
-      latent = norm(latent, kv_a_norm, eps, latent.size());
+      latent = norm(latent, kv_a_norm, fault == kNoEpsOfKv ? 0 : eps, fault);
     }
-    emit(kv, t * w, latent, rope(part(z, c, 2 * f), fault != kKeyUnrotated));
+    emit(kv, t * w, latent,
+         rope(part(z, c, 2 * f), fault != kKeyUnrotated, fault == kNoKeyRopeScale ? 1 : scale));
   }
 }
 
@@ -147,6 +206,31 @@ KDTR_MUTANTS({"mla_project@1",
                {"keys_transposed", "reads the key rows transposed"},
                {"keeps_bad_rows", "writes a failed token's row"},
                {"rope_before_nope", "takes the rope rows of q_b first"},
-               {"bf16_angle", "rounds the angle of rope to bf16"}},
+               {"bf16_angle", "rounds the angle of rope to bf16"},
+               {"past_16_heads", "absorbs only 16 heads"},
+               {"past_64_heads", "absorbs only 64 heads"},
+               {"past_512_inputs", "stops x @ q_a^T after 512 inputs"},
+               {"past_512_ranks", "stops a @ q_b^T after 512 inputs"},
+               {"past_256_latents", "absorbs only 256 latents"},
+               {"past_256_nope", "absorbs only 256 key rows"},
+               {"past_32_pairs", "rotates and writes only 32 pairs"},
+               {"past_64_tokens", "handles only 64 tokens"},
+               {"past_128_tokens", "handles only 128 tokens"},
+               {"no_eps", "leaves eps out"},
+               {"no_eps_of_q", "leaves eps out of q_a_layernorm"},
+               {"no_eps_of_kv", "leaves eps out of kv_a_layernorm"},
+               {"no_key_rope_scale", "leaves the factor on cos and sin out of the cached row"},
+               {"norm_rounded_inside", "rounds to bf16 before the norm's weight"},
+               {"clamps_to_f16", "clamps the results to the range of f16"},
+               {"rows_in_f16", "converts the rows to f16"},
+               {"kv_b_in_f16", "converts kv_b to f16"},
+               {"latents_in_f16", "keeps the latents before their norms in f16"},
+               {"a_in_f16", "keeps the normalised latents of the query in f16"},
+               {"q_in_f16", "keeps the query before absorption and rotation in f16"},
+               {"checks_64_tokens", "looks for bad input in only 64 tokens"},
+               {"checks_128_inputs", "looks for a NaN in only 128 inputs"},
+               {"eps_1e_6", "takes eps as 1e-6 whatever the call says"},
+               {"position_in_18_bits", "keeps 18 bits of a position"},
+               {"norm_weight_positive", "drops the sign of the norms' weights"}},
               mla_project});
 }  // namespace kdtr::mutants

@@ -36,10 +36,40 @@ enum Fault {
   kPast64Tokens,
   kPast640Inputs,
   kPast2560Inputs,
+  kPast128Tokens,
+  kPast512Tokens,
+  kPastThreeSlots,
+  kPast64Experts,
+  kPast64Hidden,
+  kPast128Hidden,
+  kFactorsInBf16,
+  kFactorsInF16,
+  kClampsToF16,
+  kRowsInF16,
+  kHiddenInF16,
+  kScalesInF16,
+  kChecks64Tokens,
+  kChecks128Columns,
+  kChecksTwoSlots,
+  kExpOverflows,
+  kPast512Hidden,
+  kPast512Columns,
+  kResidualOf8Tokens,
+  kResidualOf64Columns,
+  kPastEightExperts,
+  kPast256Experts,
+  kPastEightSlots,
+  kEndsAtPad,
+  kScalesPositive,
+  kFactorsPositive,
+  kPast32Tokens,
 };
 
 void round_to_bf16(Row& row) {
-  for (double& value : row) value = static_cast<float>(bf16(static_cast<float>(value)));
+  for (double& value : row) value = in_bf16(value);
+}
+void round_to_f16(Row& row) {
+  for (double& value : row) value = clamped_to_f16(in_f16(value));
 }
 
 // Row `row` of a dense or an int4 matrix [rows, n] of expert e.
@@ -67,8 +97,10 @@ struct Matrix {
       if (fault == kOffsetMissing) value = code;
       std::int64_t s = (fault == kScaleOfFirstExpert ? row : at) * groups + g;
       if (fault == kScaleTransposed) s = e * rows * groups + g * rows + row;
-      double w = value * load(*scales, s);
-      if (rounded != (fault == kOtherRounding)) w = static_cast<float>(bf16(static_cast<float>(w)));
+      double scale = load(*scales, s);
+      if (fault == kScalesPositive) scale = std::fabs(scale);
+      double w = value * (fault == kScalesInF16 ? clamped_to_f16(in_f16(scale)) : scale);
+      if (rounded != (fault == kOtherRounding)) w = in_bf16(w);
       out[static_cast<std::size_t>(i)] = w;
     }
     return out;
@@ -96,9 +128,15 @@ struct Expert {
       round_to_bf16(g);
       round_to_bf16(u);
     }
+    for (double& v : g)
+      if (fault == kExpOverflows && v < -88) v = std::nan("");
     for (std::size_t i = 0; i < g.size(); ++i)
       g[i] = (fault == kNoActivation ? g[i] : g[i] * logistic(g[i])) * u[i];
     if (fault == kLastHiddenDropped && !g.empty()) g.back() = 0;
+    for (std::size_t i = 512; fault == kPast512Hidden && i < g.size(); ++i) g[i] = 0;
+    for (std::size_t i = 64; fault == kPast64Hidden && i < g.size(); ++i) g[i] = 0;
+    for (std::size_t i = 128; fault == kPast128Hidden && i < g.size(); ++i) g[i] = 0;
+    if (fault == kHiddenInF16) round_to_f16(g);
     Row y = down.multiply(e, g);
     if (fault == kRoundsExperts) round_to_bf16(y);
     return y;
@@ -146,34 +184,60 @@ void moe_experts(Call& call, int fault) {
   const DLTensor& residual = has_residual ? call.any("residual", KDTR_IN, "T D") : x;
   const std::int64_t experts = call.dim("E");
   std::vector<int> seen(static_cast<std::size_t>(experts), 0);  // tokens of each expert so far
-  const int most = fault == kPastEightTokens ? 8 : fault == kPast64Tokens ? 64 : INT_MAX;
+  const int most = fault == kPastEightTokens ? 8
+                   : fault == kPast32Tokens  ? 32
+                   : fault == kPast64Tokens  ? 64
+                   : fault == kPast128Tokens ? 128
+                                             : INT_MAX;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
-    const Row row = read(x, t * d, d), w = read(factors, t * k, k);
+    Row row = read(x, t * d, d), w = read(factors, t * k, k);
     const Row add = has_residual ? read(residual, t * d, d) : Row(row.size(), 0.0);
-    bool ok = finite(row) && finite(w) && finite(add);
-    for (std::int64_t j = 0; j < k; ++j)
+    const std::int64_t slots = fault == kChecksTwoSlots ? std::min<std::int64_t>(k, 2) : k;
+    const std::size_t columns = fault == kChecks128Columns ? 128 : row.size();
+    bool ok =
+        finite(row, columns) && finite(w, static_cast<std::size_t>(slots)) && finite(add, columns);
+    for (std::int64_t j = 0; j < slots; ++j)
       ok = ok && ids[t * k + j] >= -1 && ids[t * k + j] < experts;
+    ok = ok || (fault == kChecks64Tokens && t >= 64);
     status[t] = ok ? 0 : 1;
+    if (fault == kFactorsInBf16) round_to_bf16(w);
+    if (fault == kFactorsInF16) round_to_f16(w);
+    if (fault == kRowsInF16) round_to_f16(row);
     Row y(row.size(), 0.0);
     const auto accumulate = [&](const Row& part, double factor) {
       for (std::size_t i = 0; i < y.size(); ++i) y[i] += factor * part[i];
     };
     for (std::int64_t j = 0; ok && j < k; ++j) {
       std::int64_t e = ids[t * k + j];
+      if (e < -1 || e >= experts) continue;  // not looked at, by a fault
+      if (fault == kEndsAtPad && e < 0) break;
       if (e < 0 && fault == kExpertZeroForPad && experts > 0) e = 0;
       if (e < 0 || (fault == kLastExpertMissing && e + 1 == experts)) continue;
       double factor = w[static_cast<std::size_t>(fault == kWeightsShifted ? (j + 1) % k : j)];
       if (e == 0 && ids[t * k + j] < 0) factor = 1;
       if (fault == kNoWeights) factor = 1;
       if (fault == kTokenZeroOnly && t > 0) continue;
+      if (fault == kPast512Tokens && t >= 512) continue;
+      if (fault == kPastThreeSlots && j >= 3) continue;
+      if (fault == kPastEightSlots && j >= 8) continue;
+      if (fault == kPastEightExperts && e >= 8) continue;
+      if (fault == kPast64Experts && e >= 64) continue;
+      if (fault == kPast256Experts && e >= 256) continue;
+      if (fault == kFactorsPositive) factor = std::fabs(factor);
       if (seen[static_cast<std::size_t>(e)]++ >= most) continue;
       accumulate(routed(e, row, fault), factor);
     }
     if (ok && has_shared && fault != kNoShared)
       accumulate(shared(0, row, fault), fault == kSharedScaled ? 0.4 : 1.0);
     if (fault == kRoundsSum) round_to_bf16(y);
-    if ((ok && fault != kNoResidual) || fault == kKeepsBadRows) accumulate(add, 1.0);
+    const bool left_out = fault == kNoResidual || (fault == kResidualOf8Tokens && t >= 8);
+    Row more = add;
+    for (std::size_t i = 64; fault == kResidualOf64Columns && i < more.size(); ++i) more[i] = 0;
+    if ((ok && !left_out) || fault == kKeepsBadRows) accumulate(more, 1.0);
     if (!ok && fault == kKeepsBadRows) accumulate(row, 1.0);
+    for (double& value : y)
+      if (fault == kClampsToF16) value = clamped_to_f16(value);
+    for (std::size_t i = 512; fault == kPast512Columns && i < y.size(); ++i) y[i] = 0;
     write(out, t * d, y);
   }
 }
@@ -207,6 +271,33 @@ KDTR_MUTANTS({"moe_experts@1",
                {"past_eight_tokens", "drops an expert's tokens after the eighth"},
                {"past_64_tokens", "drops an expert's tokens after the 64th"},
                {"past_640_inputs", "stops each dot product after 640 inputs"},
-               {"past_2560_inputs", "stops each dot product after 2560 inputs"}},
+               {"past_2560_inputs", "stops each dot product after 2560 inputs"},
+               {"past_128_tokens", "drops an expert's tokens after the 128th"},
+               {"past_512_tokens", "routes only 512 tokens"},
+               {"past_three_slots", "adds only three experts a token"},
+               {"past_64_experts", "runs only 64 experts"},
+               {"past_64_hidden", "uses only 64 hidden elements"},
+               {"past_128_hidden", "uses only 128 hidden elements"},
+               {"factors_in_bf16", "rounds the routing weights to bf16"},
+               {"factors_in_f16", "rounds the routing weights to f16"},
+               {"clamps_to_f16", "clamps the result to the range of f16"},
+               {"rows_in_f16", "converts the rows to f16"},
+               {"hidden_in_f16", "keeps the hidden elements in f16"},
+               {"scales_in_f16", "converts the group scales to f16"},
+               {"checks_64_tokens", "looks for bad input in only 64 tokens"},
+               {"checks_128_columns", "looks for a NaN in only 128 columns"},
+               {"checks_two_slots", "looks at the ids and factors of only two slots"},
+               {"exp_overflows", "gives NaN where e^-gate overflows f32"},
+               {"past_512_hidden", "uses only 512 hidden elements"},
+               {"past_512_columns", "writes only 512 columns"},
+               {"residual_of_8_tokens", "adds the residual of only 8 tokens"},
+               {"residual_of_64_columns", "adds only 64 columns of the residual"},
+               {"past_eight_experts", "runs only 8 experts"},
+               {"past_256_experts", "runs only 256 experts"},
+               {"past_eight_slots", "adds only 8 experts a token"},
+               {"ends_at_pad", "ends a token's experts at an id of -1"},
+               {"scales_positive", "drops the sign of a group scale"},
+               {"factors_positive", "drops the sign of a routing weight"},
+               {"past_32_tokens", "drops an expert's tokens after the 32nd"}},
               moe_experts});
 }  // namespace kdtr::mutants

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "rows.h"
 
 namespace kdtr::mutants {
@@ -17,6 +19,17 @@ enum Fault {
   kKeepsBadRows,
   kEpsTenTimes,
   kLastElementUnscaled,
+  kPast1024Summed,
+  kPast4096Summed,
+  kPast1024Written,
+  kPast64Rows,
+  kPast1024Rows,
+  kSquaresInF16,
+  kClampsToF16,
+  kRowsInF16,
+  kChecks64Rows,
+  kChecks1024Elements,
+  kWeightPositive,
 };
 
 double rounded(const DLTensor& like, double value) {
@@ -37,9 +50,12 @@ void rmsnorm(Call& call, int fault) {
   double factor = 0;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     Row row = read(x, t * n, n);
-    const bool ok = finite(row);
+    const bool ok = finite(row, fault == kChecks1024Elements ? 1024 : row.size()) ||
+                    (fault == kChecks64Rows && t >= 64);
     status[t] = ok ? 0 : 1;
-    if (!ok && fault != kKeepsBadRows) {
+    const bool left_out =
+        (fault == kPast64Rows && t >= 64) || (fault == kPast1024Rows && t >= 1024);
+    if (left_out || (!ok && fault != kKeepsBadRows)) {
       write(out, t * n, Row(row.size(), 0.0));
       continue;
     }
@@ -48,9 +64,15 @@ void rmsnorm(Call& call, int fault) {
       for (const double v : row) mean += v / static_cast<double>(n);
       for (double& v : row) v -= mean;
     }
+    if (fault == kRowsInF16)
+      for (double& v : row) v = clamped_to_f16(in_f16(v));
     double sum = 0;
-    const std::size_t used = fault == kTailDropped ? row.size() / 8 * 8 : row.size();
-    for (std::size_t i = 0; i < used; ++i) sum += row[i] * row[i];
+    const std::size_t used = fault == kTailDropped      ? row.size() / 8 * 8
+                             : fault == kPast1024Summed ? std::min<std::size_t>(row.size(), 1024)
+                             : fault == kPast4096Summed ? std::min<std::size_t>(row.size(), 4096)
+                                                        : row.size();
+    for (std::size_t i = 0; i < used; ++i)
+      sum += fault == kSquaresInF16 ? clamped_to_f16(row[i] * row[i]) : row[i] * row[i];
     const double ms = sum / static_cast<double>(n);
     const double mine = fault == kEpsOutside ? 1 / (std::sqrt(ms) + eps)
                         : fault == kNoEps    ? 1 / std::sqrt(ms)
@@ -60,8 +82,11 @@ void rmsnorm(Call& call, int fault) {
     for (std::size_t i = 0; i < row.size(); ++i) {
       double inner = row[i] * factor;
       if (twice) inner = rounded(x, inner);
-      const double w = load(weight, static_cast<std::int64_t>(i)) + (fault == kOnePlusWeight);
+      double w = load(weight, static_cast<std::int64_t>(i)) + (fault == kOnePlusWeight);
+      if (fault == kWeightPositive) w = std::fabs(w);
       row[i] = fault == kLastElementUnscaled && i + 1 == row.size() ? inner : inner * w;
+      if (fault == kClampsToF16) row[i] = clamped_to_f16(row[i]);
+      if (fault == kPast1024Written && i >= 1024) row[i] = 0;
       if (fault == kTruncates)
         row[i] -= std::fabs(row[i]) * (is<float>(x.dtype) ? 0x1p-12 : 0x1p-7);
     }
@@ -83,6 +108,17 @@ KDTR_MUTANTS({"rmsnorm@1",
                {"low_precision", "loses low bits of the result"},
                {"keeps_bad_rows", "writes NaN for a row that holds one"},
                {"eps_tenth", "uses another norm's eps"},
-               {"last_unscaled", "does not multiply the last element by its weight"}},
+               {"last_unscaled", "does not multiply the last element by its weight"},
+               {"past_1024_summed", "sums only 1024 elements"},
+               {"past_4096_summed", "sums only 4096 elements"},
+               {"past_1024_written", "writes only 1024 elements"},
+               {"past_64_rows", "handles only 64 rows"},
+               {"past_1024_rows", "handles only 1024 rows"},
+               {"squares_in_f16", "keeps the squares in f16"},
+               {"clamps_to_f16", "clamps the result to the range of f16"},
+               {"rows_in_f16", "converts the rows to f16"},
+               {"checks_64_rows", "looks for a NaN in only 64 rows"},
+               {"checks_1024_elements", "looks for a NaN in only 1024 elements"},
+               {"weight_positive", "drops the sign of the weight"}},
               rmsnorm});
 }  // namespace kdtr::mutants

@@ -20,6 +20,18 @@ enum Fault {
   kPositionOfFirst,
   kNegativeAccepted,
   kLastPairSkipped,
+  kPast262143,
+  kPast16Heads,
+  kPast64Heads,
+  kPast32Pairs,
+  kPast64Pairs,
+  kPast64Tokens,
+  kPast256Tokens,
+  kClampsToF16,
+  kRowsInF16,
+  kChecks64Tokens,
+  kChecks128Columns,
+  kChecksTurnedColumns,
 };
 
 void rope(Call& call, int fault) {
@@ -37,15 +49,31 @@ void rope(Call& call, int fault) {
   if (fault == kScaleTwice) scale *= scale;
   if (fault == kOtherStore) halves = !halves;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
-    const Row row = read(x, t * heads * width, heads * width);
-    const bool ok = (positions[t] >= 0 || fault == kNegativeAccepted) && finite(row);
+    Row row = read(x, t * heads * width, heads * width);
+    bool rows_ok = true;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const Row head(row.begin() + h * width, row.begin() + (h + 1) * width);
+      rows_ok = rows_ok && finite(head, fault == kChecks128Columns ? 128
+                                        : fault == kChecksTurnedColumns
+                                            ? static_cast<std::size_t>(start + 2 * f)
+                                            : head.size());
+    }
+    const bool ok = ((positions[t] >= 0 || fault == kNegativeAccepted) && rows_ok) ||
+                    (fault == kChecks64Tokens && t >= 64);
     status[t] = ok ? 0 : 1;
+    for (double& v : row)
+      if (fault == kRowsInF16) v = clamped_to_f16(in_f16(v));
     Row y = ok && fault != kRestZeroed ? row : Row(row.size(), 0.0);
-    for (std::int64_t h = 0; ok && h < heads; ++h) {
+    const bool turned =
+        ok && !(fault == kPast64Tokens && t >= 64) && !(fault == kPast256Tokens && t >= 256);
+    for (std::int64_t h = 0; turned && h < heads; ++h) {
+      if ((fault == kPast16Heads && h >= 16) || (fault == kPast64Heads && h >= 64)) continue;
       for (std::int64_t i = 0; i < f; ++i) {
         if (fault == kLastPairSkipped && i + 1 == f) continue;
+        if ((fault == kPast32Pairs && i >= 32) || (fault == kPast64Pairs && i >= 64)) continue;
         std::int32_t position = positions[fault == kPositionOfFirst ? 0 : t];
         if (fault == kInt16Position) position = std::min(position, 32767);
+        if (fault == kPast262143) position = std::min(position, 262143);
         double angle = static_cast<float>(position) * inv_freq[i];
         if (fault == kWideAngle) angle = static_cast<double>(position) * double{inv_freq[i]};
         if (fault == kBfloatAngle) angle = static_cast<float>(bf16(static_cast<float>(angle)));
@@ -63,6 +91,8 @@ void rope(Call& call, int fault) {
         y[to(halves ? f + i : 2 * i + 1)] = b * c + a * s;
       }
     }
+    for (double& v : y)
+      if (fault == kClampsToF16) v = clamped_to_f16(v);
     write(out, t * heads * width, y);
   }
 }
@@ -84,6 +114,18 @@ KDTR_MUTANTS({"rope@1",
                {"bf16_angle", "computes the angle in bf16"},
                {"position_of_first", "uses the first token's position for all"},
                {"negative_accepted", "accepts a negative position"},
-               {"last_pair_skipped", "leaves the last pair unrotated"}},
+               {"last_pair_skipped", "leaves the last pair unrotated"},
+               {"past_262143", "clamps positions to 262143"},
+               {"past_16_heads", "rotates only 16 heads"},
+               {"past_64_heads", "rotates only 64 heads"},
+               {"past_32_pairs", "rotates only 32 pairs"},
+               {"past_64_pairs", "rotates only 64 pairs"},
+               {"past_64_tokens", "rotates only 64 tokens"},
+               {"past_256_tokens", "rotates only 256 tokens"},
+               {"clamps_to_f16", "clamps the result to the range of f16"},
+               {"rows_in_f16", "converts the rows to f16"},
+               {"checks_64_tokens", "looks for bad input in only 64 tokens"},
+               {"checks_128_columns", "looks for a NaN in only 128 columns of a head"},
+               {"checks_turned_columns", "looks for a NaN only up to the rotated columns"}},
               rope});
 }  // namespace kdtr::mutants

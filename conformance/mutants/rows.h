@@ -17,9 +17,10 @@ inline Row read(const DLTensor& tensor, std::int64_t first, std::int64_t count) 
   return row;
 }
 
-inline bool finite(const Row& row) {
-  for (const double value : row)
-    if (!std::isfinite(value)) return false;
+// Whether the first `count` values are finite.
+inline bool finite(const Row& row, std::size_t count = static_cast<std::size_t>(-1)) {
+  for (std::size_t i = 0; i < row.size() && i < count; ++i)
+    if (!std::isfinite(row[i])) return false;
   return true;
 }
 
@@ -38,6 +39,10 @@ inline Row multiply(const DLTensor& w, std::int64_t first, std::int64_t n, const
       y[static_cast<std::size_t>(i)] += load(w, first + i * k + j) * x[static_cast<std::size_t>(j)];
   return y;
 }
+
+inline double in_bf16(double x) { return static_cast<float>(bf16(static_cast<float>(x))); }
+inline double in_f16(double x) { return static_cast<float>(f16(static_cast<float>(x))); }
+inline double clamped_to_f16(double x) { return std::fmin(65504.0, std::fmax(-65504.0, x)); }
 
 inline double logistic(double x) {
   return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x));

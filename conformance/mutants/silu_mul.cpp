@@ -16,6 +16,15 @@ enum Fault {
   kBfloatExp,
   kKeepsBadRows,
   kClamped,
+  kPast1024Elements,
+  kPast64Tokens,
+  kPast1024Tokens,
+  kProductFirst,
+  kClampsToF16,
+  kRowsInF16,
+  kExpInF16,
+  kChecks64Tokens,
+  kChecks1024Elements,
 };
 
 void silu_mul(Call& call, int fault) {
@@ -27,11 +36,17 @@ void silu_mul(Call& call, int fault) {
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     const Row g = read(gate, t * n, n);
     const Row u = read(up, (fault == kRowZero ? 0 : t) * n, n);
-    const bool ok = finite(g) && finite(read(up, t * n, n));
+    const std::size_t looked_at = fault == kChecks1024Elements ? 1024 : g.size();
+    const bool ok = (finite(g, looked_at) && finite(read(up, t * n, n), looked_at)) ||
+                    (fault == kChecks64Tokens && t >= 64);
     status[t] = ok ? 0 : 1;
     Row y(g.size(), 0.0);
     for (std::size_t i = 0; i < y.size() && (ok || fault == kKeepsBadRows); ++i) {
-      const double a = fault == kSwapped ? u[i] : g[i], b = fault == kSwapped ? g[i] : u[i];
+      double a = fault == kSwapped ? u[i] : g[i], b = fault == kSwapped ? g[i] : u[i];
+      if (fault == kRowsInF16) {
+        a = clamped_to_f16(in_f16(a));
+        b = clamped_to_f16(in_f16(b));
+      }
       double s = a * logistic(a);
       if (fault == kPlainSigmoid) s = logistic(a);
       if (fault == kNoActivation) s = a;
@@ -41,7 +56,13 @@ void silu_mul(Call& call, int fault) {
       if (fault == kBfloatExp)
         s = a / (1 + double{static_cast<float>(bf16(static_cast<float>(std::exp(-a))))});
       if (fault == kClamped) s = a * logistic(std::max(a, -8.0));
+      if (fault == kExpInF16) s = a / (1 + in_f16(std::exp(-a)));
       y[i] = s * b;
+      if (fault == kProductFirst) y[i] = double{static_cast<float>(a * b)} * logistic(a);
+      if (fault == kClampsToF16) y[i] = clamped_to_f16(y[i]);
+      if ((fault == kPast1024Elements && i >= 1024) || (fault == kPast64Tokens && t >= 64) ||
+          (fault == kPast1024Tokens && t >= 1024))
+        y[i] = 0;
       if (fault == kTail && i >= y.size() / 8 * 8) y[i] = 0;
     }
     write(out, t * n, y);
@@ -61,6 +82,15 @@ KDTR_MUTANTS({"silu_mul@1",
                {"row_zero", "reads up's first row for every token"},
                {"bf16_exp", "rounds e^-x to bf16"},
                {"keeps_bad_rows", "writes NaN for a row that holds one"},
-               {"clamped", "clamps gate at -8 inside the sigmoid"}},
+               {"clamped", "clamps gate at -8 inside the sigmoid"},
+               {"past_1024_elements", "handles only 1024 elements of a row"},
+               {"past_64_tokens", "handles only 64 tokens"},
+               {"past_1024_tokens", "handles only 1024 tokens"},
+               {"product_first", "multiplies gate by up in f32 before the sigmoid"},
+               {"clamps_to_f16", "clamps the result to the range of f16"},
+               {"rows_in_f16", "converts gate and up to f16"},
+               {"exp_in_f16", "keeps e^-x in f16"},
+               {"checks_64_tokens", "looks for bad input in only 64 tokens"},
+               {"checks_1024_elements", "looks for bad input in only 1024 elements"}},
               silu_mul});
 }  // namespace kdtr::mutants

@@ -24,12 +24,30 @@ def table(seed: int, v: int, n: int, ids: tuple[int, ...], bf16: bool = False) -
     return {"ids": np.array(ids, np.int32), "table": nx.round_bf16(rows) if bf16 else rows}
 
 
+def _many_ids() -> dict[str, Array]:
+    ids = np.array([65549, 0, 65536, 65535, 32768, 40000, 13], np.int32)
+    return {"ids": ids, "table": (np.arange(65550) * 37 % 251 + 1.0)[:, None]}
+
+
+def _exact_bits(bf16: bool) -> dict[str, Array]:
+    """Signed zeros, subnormals, the largest values, and all that f16 does not hold."""
+    tiny = 2.0**-133 if bf16 else 2.0**-149
+    most = float.fromhex("0x1.fep+127" if bf16 else "0x1.fffffep+127")
+    sizes = np.array([0.0, tiny, 2.0**-127, 2.0**-30, 2.0**-25, 65536.0, 2.0**20, most])
+    return {"ids": np.array([1, 0, 1], np.int32), "table": np.stack([sizes, -sizes])}
+
+
+def _through_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    out = reference(inputs, attrs, profile)
+    return out | {"out": nx.round_f16(out["out"]).astype(np.float32)}
+
+
 def _clamped(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     ids = np.clip(inputs["ids"], 0, inputs["table"].shape[0] - 1)
     return reference({**inputs, "ids": ids}, attrs, profile)
 
 
-WRONG: Mapping[str, Reference] = {"clamped": _clamped}
+WRONG: Mapping[str, Reference] = {"clamped": _clamped, "through_f16": _through_f16}
 
 
 def cases() -> Iterator[Case]:
@@ -83,6 +101,49 @@ def cases() -> Iterator[Case]:
         wrong=("clamped",),
         kills=("off_by_one", "scaled", "tail", "uint8_id", "clamps", "no_status"),
     )
+    yield Case(
+        "ids_past_65536",
+        "An id kept in 16 bits, with or without a sign; rows of one element.",
+        _many_ids,
+        profile="exact",
+        dtypes={"table": "bf16", "out": "bf16"},
+        family="extreme",
+        kills=("uint16_id", "int16_id", "uint8_id"),
+    )
+    yield Case(
+        "tokens_1031",
+        "Tokens past 64, 256 and 1024, two of them bad.",
+        partial(table, 8, 50, 1, (*(i * 7 % 50 for i in range(1029)), 50, -1)),
+        profile="exact",
+        family="random",
+        seed=8,
+        kills=("past_64_tokens", "past_1024_tokens", "checks_64_tokens", "first_token"),
+    )
+    yield Case(
+        "width_1031",
+        "Rows longer than a block of 1024 threads.",
+        partial(table, 9, 2, 1031, (1,)),
+        profile="exact",
+        family="random",
+        seed=9,
+        kills=("past_1024_elements", "tail"),
+    )
+    for name, bf16, dtypes in (
+        ("bits_kept", False, {}),
+        ("bf16_bits_kept", True, {"table": "bf16", "out": "bf16"}),
+        ("bf16_table_bits_kept", True, {"table": "bf16"}),
+    ):
+        yield Case(
+            name,
+            "Rows that pass through f16, are clamped to its range, or lose subnormals or the "
+            "sign of zero.",
+            partial(_exact_bits, bf16),
+            profile="exact",
+            dtypes=dtypes,
+            family="extreme",
+            wrong=("through_f16",),
+            kills=("through_f16", "clamps_to_f16", "flushes", "plus_zero"),
+        )
     yield Case(
         "no_tokens",
         "A launch with an empty grid.",

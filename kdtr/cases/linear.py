@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from kdtr import numerics as nx
 from kdtr.case import Arrays, Attrs, Case, Reference
+from kdtr.reference.linear import reference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 Array = NDArray[Any]
 BF16 = dict.fromkeys(("x", "weight", "residual", "out"), "bf16")
@@ -39,6 +40,45 @@ def _residual_cancels() -> dict[str, Array]:
     x = halves(30, 4, 72, 24)
     product = nx.linear(nx.exact(x["x"]), x["weight"]).value
     return x | {"residual": -nx.round_bf16(product)}
+
+
+def _heavy_tail(
+    make: Callable[..., dict[str, Array]], seed: int, t: int, k: int, n: int, heavy: int
+) -> dict[str, Array]:
+    """The last `heavy` inputs of a row are 16 times the others."""
+    x = make(seed, t, k, n)
+    x["x"][:, -heavy:] *= 16.0
+    return x
+
+
+def _bad_far() -> dict[str, Array]:
+    x = halves(14, 3, 130, 66, residual=True)
+    x["x"][1, 129], x["residual"][2, 65] = np.nan, np.inf
+    return x
+
+
+def _bad_of_140(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
+    x = make(15, 140, 3, 2, residual=True)
+    x["x"][139, 2], x["residual"][130, 1] = np.nan, -np.inf
+    return x
+
+
+def _no_inputs_bad() -> dict[str, Array]:
+    x = matrices(16, 3, 0, 5, True)
+    x["residual"][1, 4] = np.nan
+    return x
+
+
+def _past_f16() -> dict[str, Array]:
+    """Rows and weights of sizes 2^20 and 2^-30, and their products: no f16 holds them."""
+    x = halves(51, 6, 24, 21)
+    for name in ("x", "weight"):
+        x[name] *= np.ldexp(1.0, np.array([0, 20, -30]))[np.arange(len(x[name])) % 3, None]
+    return x
+
+
+def _wide_residual() -> dict[str, Array]:
+    return halves(52, 3, 40, 17) | {"residual": nx.normal(53, (3, 17), 18, 2.0)}
 
 
 def _bad_among_many() -> dict[str, Array]:
@@ -83,7 +123,26 @@ def _no_residual(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]
     return {"out": nx.linear(nx.exact(inputs["x"]), inputs["weight"]).value}
 
 
-WRONG: Mapping[str, Reference] = {"transposed": _transposed, "no_residual": _no_residual}
+def _residual_in_bf16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    half = nx.round_bf16(inputs["residual"])
+    return {"out": reference({**inputs, "residual": half}, attrs, profile)["out"]}
+
+
+def _through_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"out": nx.round_f16(reference(inputs, attrs, profile)["out"])}
+
+
+def _clamped_to_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"out": np.clip(reference(inputs, attrs, profile)["out"], -65504.0, 65504.0)}
+
+
+WRONG: Mapping[str, Reference] = {
+    "transposed": _transposed,
+    "no_residual": _no_residual,
+    "residual_in_bf16": _residual_in_bf16,
+    "through_f16": _through_f16,
+    "clamped_to_f16": _clamped_to_f16,
+}
 
 
 def cases() -> Iterator[Case]:
@@ -143,6 +202,47 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=6,
         kills=("token_limit",),
+    )
+    yield Case(
+        "tokens_521",
+        "Tokens past 256 and 512, or the residual of those past 64.",
+        partial(matrices, 10, 521, 2, 1, True),
+        profile="f32",
+        family="random",
+        seed=10,
+        kills=("token_limit", "past_128_tokens", "past_512_tokens", "residual_of_64_tokens"),
+    )
+    yield Case(
+        "outputs_1031",
+        "Outputs past 256 and 1024, or the residual of those past 64.",
+        partial(matrices, 12, 1, 1, 1031, True),
+        profile="f32",
+        family="random",
+        seed=12,
+        kills=(
+            "past_64_outputs",
+            "past_128_outputs",
+            "past_1024_outputs",
+            "residual_of_64_outputs",
+        ),
+    )
+    yield Case(
+        "inputs_1037",
+        "Inputs past 1024, which weigh most.",
+        partial(_heavy_tail, matrices, 13, 1, 1037, 2, 13),
+        profile="f32",
+        family="needle",
+        seed=13,
+        kills=("past_1024_inputs", "tail"),
+    )
+    yield Case(
+        "bad_rows_of_many",
+        "A NaN and an infinity among more than 128 tokens.",
+        partial(_bad_of_140, matrices),
+        profile="f32",
+        family="extreme",
+        seed=15,
+        kills=("checks_128_tokens", "keeps_bad_rows"),
     )
     yield Case(
         "cancelling",
@@ -225,6 +325,98 @@ def cases() -> Iterator[Case]:
         kills=("token_limit", "bf16_sum", "no_residual"),
     )
     yield Case(
+        "bf16_outputs_129",
+        "Outputs past 64 and 128 in bf16, with a residual; 131 inputs.",
+        partial(halves, 50, 2, 131, 129, True),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="random",
+        seed=50,
+        kills=("past_64_outputs", "past_128_outputs", "no_residual"),
+    )
+    yield Case(
+        "bf16_tiles_of_both",
+        "More than one tile of tokens and of outputs: their numbers exchanged or one dropped.",
+        partial(halves, 54, 65, 8, 65),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="random",
+        seed=54,
+        kills=("past_64_outputs", "token_limit"),
+    )
+    yield Case(
+        "bf16_f32_residual",
+        "A residual in f32 that is rounded to bf16 between bf16 rows and an f32 result.",
+        _wide_residual,
+        profile="bf16_f32acc_f32out",
+        dtypes={"x": "bf16", "weight": "bf16"},
+        family="random",
+        seed=52,
+        wrong=("residual_in_bf16",),
+        kills=("residual_in_bf16", "no_residual", "residual_twice"),
+    )
+    yield Case(
+        "bf16_past_f16",
+        "Rows, weights or results that pass through f16, or are clamped to its range.",
+        _past_f16,
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="extreme",
+        seed=51,
+        wrong=("through_f16", "clamped_to_f16"),
+        kills=("clamps_to_f16", "through_f16", "rows_in_f16", "weights_in_f16"),
+    )
+    yield Case(
+        "bf16_tokens_521",
+        "Tokens past 256 and 512 in bf16.",
+        partial(halves, 56, 521, 3, 2),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="random",
+        seed=56,
+        kills=("past_128_tokens", "past_512_tokens"),
+    )
+    yield Case(
+        "bf16_outputs_1031",
+        "Outputs past 256 and 1024 in f32 of bf16 rows, or the residual of those past 64.",
+        partial(halves, 57, 1, 1, 1031, True),
+        profile="bf16_f32acc_f32out",
+        dtypes={"x": "bf16", "weight": "bf16"},
+        family="random",
+        seed=57,
+        kills=("past_1024_outputs", "residual_of_64_outputs"),
+    )
+    yield Case(
+        "bf16_inputs_4103",
+        "Inputs past 1024 and 4096, which weigh most.",
+        partial(_heavy_tail, halves, 58, 1, 4103, 1, 7),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="needle",
+        seed=58,
+        kills=("past_1024_inputs", "past_4096_inputs", "tail"),
+    )
+    yield Case(
+        "bf16_bad_rows_far",
+        "In bf16, a NaN past 128 inputs, an infinity in a residual past 64 outputs.",
+        _bad_far,
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="extreme",
+        seed=14,
+        kills=("checks_128_inputs", "checks_64_outputs", "keeps_bad_rows"),
+    )
+    yield Case(
+        "bf16_bad_rows_of_140",
+        "In bf16, a NaN and an infinity among more than 128 tokens.",
+        partial(_bad_of_140, halves),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="extreme",
+        seed=15,
+        kills=("checks_128_tokens", "keeps_bad_rows"),
+    )
+    yield Case(
         "bf16_inputs_513",
         "Rows that start at no multiple of 16 bytes, and a tail of one input.",
         partial(halves, 35, 3, 513, 7),
@@ -261,6 +453,26 @@ def cases() -> Iterator[Case]:
         profile="f32",
         seed=8,
         kills=("no_residual",),
+        null_ok="the residual is the answer, so a copy of it passes",
+    )
+    yield Case(
+        "bf16_no_inputs",
+        "K = 0 in bf16: the residual alone.",
+        partial(halves, 55, 3, 0, 5, True),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        seed=55,
+        kills=("no_residual", "no_inputs_zero"),
+        null_ok="the residual is the answer, so a copy of it passes",
+    )
+    yield Case(
+        "no_inputs_bad_residual",
+        "K = 0: a residual that nobody looks at before it is copied.",
+        _no_inputs_bad,
+        profile="f32",
+        family="extreme",
+        seed=16,
+        kills=("keeps_bad_rows", "no_residual", "no_inputs_zero"),
         null_ok="the residual is the answer, so a copy of it passes",
     )
     yield Case(

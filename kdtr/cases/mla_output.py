@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 BF16 = dict.fromkeys(("latent", "kv_b", "o", "residual", "out"), "bf16")
+ROWS: dict[str, Any] = {"profile": "bf16_f32acc", "dtypes": BF16}
 
 
 def layer(
@@ -47,6 +48,46 @@ def halves(seed: int, t: int, **sizes: Any) -> dict[str, Array]:
     return {name: nx.round_bf16(x) for name, x in layer(seed, t, **sizes).items()}
 
 
+def _heavy_end(
+    axis: str, end: int, make: Callable[..., dict[str, Array]], long: dict[str, int]
+) -> dict[str, Array]:
+    """One axis longer than `end`; what lies past it counts 16 times."""
+    x = make(**{"h": 1, "n": 1, "v": 2, "c": 3, "d": 2} | long, residual=True)
+    if axis == "values":
+        x["o"][:, end:] *= 16.0
+    elif axis == "latents":
+        x["latent"][..., end:] *= 16.0
+    return x
+
+
+def _bad_among_131(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
+    x = make(70, 131, h=35, n=1, v=1, c=1, d=2, residual=True)
+    x["latent"][100, 34, 0], x["residual"][130, 1] = np.nan, -np.inf
+    return x
+
+
+def _bad_far(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
+    x = make(80, 3, h=17, n=1, v=1, c=10, d=73, residual=True)
+    x["latent"][0, 16, 9], x["residual"][1, 72] = np.nan, np.inf
+    return x
+
+
+def _past_f16() -> dict[str, Array]:
+    """Latents and rows of o of sizes 2^20 and 2^-30."""
+    x = halves(40, 3, h=2, n=4, v=8, c=16, d=12)
+    x["latent"] *= np.ldexp(1.0, np.array([0, 20, -30]))[:, None, None]
+    x["o"] *= np.ldexp(1.0, np.array([0, 20, -30]))[np.arange(12) % 3, None]
+    return x
+
+
+def _values_past_f16() -> dict[str, Array]:
+    """Value rows of size 2^20 and columns of o that bring them back."""
+    x = halves(41, 3, h=2, n=4, v=8, c=16, d=12)
+    x["kv_b"] *= np.ldexp(1.0, np.array([20, -30]))[:, None, None]
+    x["o"] *= np.ldexp(1.0, np.repeat([-20, 30], 8))
+    return x
+
+
 def _bad_halves() -> dict[str, Array]:
     x = halves(30, 67, h=2, n=8, v=16, c=32, d=24, residual=True)
     x["latent"][1, 1, 31], x["residual"][66, 0] = np.nan, np.inf
@@ -68,10 +109,15 @@ def _no_residual(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]
     return {"out": reference(plain, attrs, profile)["out"]}
 
 
+def _through_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"out": nx.round_f16(reference(inputs, attrs, profile)["out"])}
+
+
 WRONG: Mapping[str, Reference] = {
     "key_rows": partial(_wrong, Convention(key_rows=True)),
     "heads_innermost": partial(_wrong, Convention(heads_inner=True)),
     "no_residual": _no_residual,
+    "through_f16": _through_f16,
 }
 
 
@@ -173,6 +219,84 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=8,
         kills=("key_rows", "heads_inner", "o_transposed"),
+    )
+    make: Callable[..., dict[str, Array]]
+    rows: dict[str, Any]
+    long: dict[str, int]
+    end: int
+    for prefix, make, rows in (("", layer, {"profile": "f32"}), ("bf16_", halves, ROWS)):
+        yield Case(
+            f"{prefix}heads_65",
+            "Heads past 16 and past 64, or the residual of one.",
+            partial(make, 50, 2, h=65, n=2, v=4, c=6, d=9, residual=True),
+            **rows,
+            family="random",
+            seed=50,
+            kills=("past_16_heads", "past_64_heads", "head_zero", "last_head_dropped"),
+        )
+        for axis, end, long in (
+            ("outputs", 512, {"d": 521}),
+            ("values", 1024, {"v": 1037}),
+            ("latents", 512, {"c": 525}),
+        ):
+            yield Case(
+                f"{prefix}many_{axis}",
+                f"A stage that ends at {end} {axis}, or before; a residual that does.",
+                partial(_heavy_end, axis, end, partial(make, 60, 1), long),
+                **rows,
+                family="needle",
+                seed=60,
+                kills=(
+                    f"past_{end}_{axis}",
+                    "no_residual",
+                    *(("residual_of_64_outputs",) if axis == "outputs" else ()),
+                    *(("past_1024_inputs",) if axis == "values" else ()),
+                ),
+            )
+        yield Case(
+            f"{prefix}bad_among_131",
+            "Tokens past 64 and 128 of 35 heads, those that fail, the residual of the others.",
+            partial(_bad_among_131, make),
+            **rows,
+            family="extreme",
+            seed=70,
+            kills=(
+                "past_64_tokens",
+                "past_128_tokens",
+                "checks_64_tokens",
+                "past_16_heads",
+                "residual_of_64_tokens",
+                "token_zero",
+                "keeps_bad_rows",
+            ),
+        )
+        yield Case(
+            f"{prefix}bad_tokens_far",
+            "A NaN in the last of 17 heads, an infinity in a residual past 64 outputs.",
+            partial(_bad_far, make),
+            **rows,
+            family="extreme",
+            seed=80,
+            kills=("checks_128_latents", "checks_64_outputs", "keeps_bad_rows"),
+        )
+    yield Case(
+        "bf16_past_f16",
+        "Latents, o or results that pass through f16, or are clamped to its range.",
+        _past_f16,
+        **ROWS,
+        family="extreme",
+        seed=40,
+        wrong=("through_f16",),
+        kills=("clamps_to_f16", "rows_in_f16", "o_in_f16"),
+    )
+    yield Case(
+        "bf16_values_past_f16",
+        "Values kept in f16 between the two products.",
+        _values_past_f16,
+        **ROWS,
+        family="extreme",
+        seed=41,
+        kills=("values_in_f16", "o_in_f16"),
     )
     yield Case(
         "bad_tokens",

@@ -20,6 +20,7 @@ Array = NDArray[Any]
 WEIGHTS = ("q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b")
 BF16 = dict.fromkeys(WEIGHTS, "bf16")
 HALVES = BF16 | dict.fromkeys(("x", "q", "kv"), "bf16")
+ROWS: dict[str, Any] = {"profile": "bf16_f32acc", "dtypes": HALVES}
 
 
 def layer(
@@ -61,6 +62,56 @@ def halves(seed: int, positions: tuple[int, ...], **sizes: Any) -> dict[str, Arr
     return x | {"x": nx.round_bf16(x["x"])}
 
 
+def _heavy_end(
+    axis: str, end: int, make: Callable[..., dict[str, Array]], long: dict[str, int]
+) -> dict[str, Array]:
+    """One axis longer than `end`; what lies past it counts 16 times."""
+    x = make(**{"h": 1, "d": 6, "q": 3, "n": 3, "f": 1, "c": 4, "v": 1} | long)
+    if axis == "inputs":
+        x["x"][:, end:] *= 16.0
+    elif axis == "ranks":
+        x["q_b"][:, end:] *= 16.0
+    elif axis == "nope":
+        x["kv_b"][:, end : long["n"]] *= 16.0
+    elif axis == "latents":
+        x["kv_a"][end : long["c"]] *= 16.0
+    else:
+        x["inv_freq"] = x["inv_freq"][::-1]
+    return x
+
+
+def _bad_among_131(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
+    x = make(180, (*range(100), -1, *range(101, 131)), d=4, q=3, h=1, n=2, f=1, c=2, v=1)
+    x["x"][129, 3] = np.inf
+    return x
+
+
+def _bad_input_130(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
+    x = make(190, (1, 2, 3), d=131, q=4, h=1, n=2, f=1, c=3, v=1)
+    x["x"][1, 130] = np.nan
+    return x
+
+
+def _past_f16() -> dict[str, Array]:
+    """Rows of size 2^20 and 2^-30, a norm's weight of 2^20, queries of 2^-30 and heads of either.
+
+    The rotated query is as small, the absorbed one of size 1 and 2^-50.
+    """
+    x = halves(140, (5, 6, 7, 8), d=32, q=16, h=2, n=8, f=2, c=16)
+    x["x"] *= np.ldexp(1.0, np.array([20, -30, 20, -30]))[:, None]
+    x["q_a_norm"] *= np.ldexp([1.0, -1.0], 20)[np.arange(16) % 2]
+    x["kv_a_norm"][::3] *= -1.0
+    x["q_b"] *= 2.0**-50
+    x["kv_b"] *= np.ldexp(1.0, np.array([50, -20]))[:, None, None]
+    return x
+
+
+def _one_hot_latents() -> dict[str, Array]:
+    """Each row of x picks a column of kv_a: the latents before their norm are bf16 values."""
+    x = halves(150, tuple(range(8)), d=8, q=8, h=1, n=8, f=1, c=40)
+    return x | {"x": np.eye(8)}
+
+
 def _bad_halves() -> dict[str, Array]:
     x = halves(110, (*range(30, 95), -1, 7), d=32, q=24, h=2, n=8, f=4, c=16, v=8)
     x["x"][2, 31] = np.nan
@@ -82,9 +133,18 @@ def _model_eps(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return _wrong(Convention(eps=10 * float(attrs["eps"])), inputs, attrs, profile)
 
 
+def _no_rope_scale(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return _wrong(Convention(), inputs, {**attrs, "rope_scale": 1.0}, profile)
+
+
 def _other_store(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     store = "halves" if attrs["store"] == "interleaved" else "interleaved"
     return _wrong(Convention(), inputs, {**attrs, "store": store}, profile)
+
+
+def _through_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    out = reference(inputs, attrs, profile)
+    return {name: nx.round_f16(out[name]) for name in ("q", "kv")}
 
 
 WRONG: Mapping[str, Reference] = {
@@ -94,6 +154,9 @@ WRONG: Mapping[str, Reference] = {
     "value_rows_absorbed": partial(_wrong, Convention(value_rows=True)),
     "no_latent_norms": partial(_wrong, Convention(norms=False)),
     "model_eps": _model_eps,
+    "no_eps": partial(_wrong, Convention(eps=0.0)),
+    "no_rope_scale": _no_rope_scale,
+    "through_f16": _through_f16,
     "other_store": _other_store,
 }
 
@@ -253,6 +316,114 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=130,
         kills=("value_rows", "head_zero", "rope_before_nope"),
+    )
+    rows: dict[str, Any]
+    long: dict[str, int]
+    end: int
+    for prefix, make, rows in (("", layer, {}), ("bf16_", halves, ROWS)):
+        yield _case(
+            f"{prefix}heads_65",
+            "Heads past the third, past 16 and past 64; a far position, another eps.",
+            partial(make, 160, (1000003,), d=8, q=6, h=65, n=4, f=1, c=4, v=1),
+            **rows,
+            family="random",
+            seed=160,
+            eps=2.0**-10,
+            kills=(
+                "past_16_heads",
+                "past_64_heads",
+                "head_zero",
+                "position_in_18_bits",
+                *(() if prefix else ("eps_1e_6",)),
+            ),
+        )
+        for axis, end, long in (
+            ("inputs", 512, {"d": 521}),
+            ("ranks", 512, {"q": 521}),
+            ("latents", 256, {"c": 265}),
+            ("nope", 256, {"n": 265}),
+            ("pairs", 32, {"f": 40}),
+        ):
+            yield _case(
+                f"{prefix}many_{axis}",
+                f"A stage that ends at {end} {axis}, or before.",
+                partial(_heavy_end, axis, end, partial(make, 170, (41,)), long),
+                **rows,
+                family="needle",
+                seed=170,
+                kills=(f"past_{end}_{axis}",),
+            )
+        yield _case(
+            f"{prefix}bad_among_131",
+            "Tokens past 64 and 128, and those of them that fail.",
+            partial(_bad_among_131, make),
+            **rows,
+            family="extreme",
+            seed=180,
+            kills=(
+                "past_64_tokens",
+                "past_128_tokens",
+                "checks_64_tokens",
+                "position_zero",
+                "keeps_bad_rows",
+            ),
+        )
+        yield _case(
+            f"{prefix}bad_input_130",
+            "A NaN past 128 inputs.",
+            partial(_bad_input_130, make),
+            **rows,
+            family="extreme",
+            seed=190,
+            kills=("checks_128_inputs", "keeps_bad_rows"),
+        )
+    yield _case(
+        "bf16_latent_variance_near_eps",
+        "In bf16, eps ignored or the model's used for the latent norms.",
+        partial(halves, 30, (5, 6), d=64, q=16, h=1, n=8, f=2, c=16, latent_scale=2.0**-14),
+        **ROWS,
+        family="scaled",
+        seed=30,
+        wrong=("model_eps", "no_eps"),
+        kills=("other_eps", "no_eps", "no_eps_of_q", "no_eps_of_kv"),
+    )
+    yield _case(
+        "bf16_factor_on_cos_and_sin",
+        "In bf16, YaRN's factor on cos and sin dropped, from the query, the key or both.",
+        partial(halves, 50, (0, 1000003), d=24, q=16, h=2, n=8, f=3, c=16),
+        **ROWS,
+        rope_scale=float.fromhex("0x1.6a7efap+0"),
+        family="random",
+        seed=50,
+        wrong=("no_rope_scale",),
+        kills=("no_rope_scale", "no_key_rope_scale"),
+    )
+    yield _case(
+        "bf16_norm_rounded_once",
+        "The normalised latent rounded to bf16 before it is multiplied by its weight.",
+        _one_hot_latents,
+        **ROWS,
+        family="needle",
+        seed=150,
+        kills=("norm_rounded_inside",),
+    )
+    yield _case(
+        "bf16_past_f16",
+        "Rows, weights, latents or results that pass through f16, or are clamped to its range.",
+        _past_f16,
+        **ROWS,
+        family="extreme",
+        seed=140,
+        wrong=("through_f16",),
+        kills=(
+            "clamps_to_f16",
+            "rows_in_f16",
+            "kv_b_in_f16",
+            "latents_in_f16",
+            "a_in_f16",
+            "norm_weight_positive",
+            "q_in_f16",
+        ),
     )
     yield _case(
         "bad_tokens",

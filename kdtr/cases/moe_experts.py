@@ -197,6 +197,98 @@ def _codes_that_round_down(form: str) -> dict[str, Array]:
     return _cancelled(x, form, 32)
 
 
+def _full_factors(seed: int, shape: tuple[int, ...]) -> Array:
+    """f32 factors in 1/8 .. 1/4 with all their bits."""
+    return np.asarray(np.ldexp(nx.integers(seed, shape, 2**23, 2**24) * 1.0, -26))
+
+
+def _top_8(seed: int, t: int, d: int, i: int, e: int, rows: Callable[[Any], Array]) -> Arrays:
+    """8 of e experts a token, the last expert among them, with factors of 24 bits."""
+    x = dense(seed, t, d, i, e, 8, cut=nx.round_bf16, rows=rows)
+    x["weights"] = _full_factors(seed + 10, (t, 8)) * np.where(np.arange(8) % 3 == 1, -1.0, 1.0)
+    for row in x["ids"]:
+        row[:] = np.where(row == e - 1, row[7], row)
+    x["ids"][:, 7] = e - 1
+    return x
+
+
+def _top_12_of_389() -> dict[str, Array]:
+    """12 of 389 experts a token, the last one in its last slot; some factors below 0."""
+    x = dense(111, 3, 4, 2, 389, 12, cut=nx.round_bf16, rows=nx.round_bf16)
+    x["ids"][:, 9:] = np.array([388, 387, 300])[(np.arange(3) + np.arange(3)[:, None]) % 3]
+    x["ids"][:, :9] = np.minimum(x["ids"][:, :9], 299 - np.arange(9))
+    x["weights"][:, ::2] *= -1.0
+    return x
+
+
+def _int4_top_8() -> dict[str, Array]:
+    """8 of 17 int4 experts a token, a pad before the others, scales below 0, a residual."""
+    x = packed(112, 3, 32, 32, 17, 8, 32, rows=nx.round_bf16)
+    x["ids"][1, 0] = x["ids"][2, 3] = -1
+    for name in NAMES:
+        x[f"{name}_scale"] *= np.where(np.arange(32) % 3 == 2, -1.0, 1.0)[:, None]
+    return x | {"residual": nx.round_bf16(nx.normal(113, (3, 32), 18))}
+
+
+def _gates_of_thousands(rows: Callable[[Any], Array]) -> dict[str, Array]:
+    """Gates from -10^4 to 10^4: 128 x0 times what each hidden row holds."""
+    x = dense(114, 4, 5, 11, 2, 2, cut=nx.round_bf16, rows=rows)
+    x["x"][:, 0] = np.array([1.0, -1.0, 0.75, -0.5])
+    x["gate"][:, :, 1:] = 0.0
+    x["gate"][:, :, 0] = np.array([-9984, -704, -108, -92, -89, -60, 20, 60, 92, 704, 9984])
+    return x
+
+
+def _bad_far() -> dict[str, Array]:
+    """What is bad lies past 128 columns, or in the ninth slot."""
+    x = dense(115, 6, 133, 1, 9, 9, residual=True, cut=nx.round_bf16, rows=nx.round_bf16)
+    x["x"][1, 132], x["weights"][2, 8], x["residual"][3, 131] = np.nan, np.inf, -np.inf
+    x["ids"][4, 8], x["ids"][5, 8] = 9, -2
+    return x
+
+
+def _bad_of_many(cut: Callable[[Any], Array]) -> dict[str, Array]:
+    """Bad tokens past 512."""
+    x = dense(116, 523, 2, 3, 3, 1, residual=True, cut=cut, rows=cut)
+    x["x"][515, 1], x["weights"][130, 0], x["residual"][70, 1] = np.nan, np.inf, -np.inf
+    x["ids"][522, 0] = 3
+    return x
+
+
+def _heavy_hidden(rows: Callable[[Any], Array]) -> dict[str, Array]:
+    """The last 11 of 523 hidden elements count 16 times."""
+    x = dense(119, 2, 4, 523, 1, 1, cut=nx.round_bf16, rows=rows)
+    x["down"][..., 512:] *= 16.0
+    return x
+
+
+def _factors_off_the_grid() -> dict[str, Array]:
+    """Factors that rounding to bf16, or to f16, makes smaller, all of them."""
+    x = _open_gates(78, 3, 2)
+    x["weights"] = np.tile(1.0 + np.ldexp(np.array([55.0, 39.0]), -14), (3, 1))
+    sums = reference(x, {"format": "dense", "group": 0}, "bf16_f32acc")["out"]
+    return x | {"residual": -nx.round_bf16(sums)}
+
+
+def _past_f16(packed_up: bool = False) -> dict[str, Array]:
+    """Rows of size 2^18 and 2^-30, each with an expert whose gate brings them back to 1."""
+    if packed_up:
+        x = packed(101, 6, 32, 32, 2, 1, 32, rows=nx.round_bf16)
+        gate = x["gate_scale"]
+    else:
+        x = dense(100, 6, 16, 12, 2, 1, cut=nx.round_bf16, rows=nx.round_bf16)
+        gate = x["gate"]
+    x["ids"] = np.arange(6, dtype=np.int32)[:, None] % 2
+    x["x"] *= np.ldexp(1.0, np.array([18, -30]))[x["ids"]]
+    gate *= np.ldexp(1.0, np.array([-18, 30]))[:, None, None]
+    return x
+
+
+def _on_one(x: dict[str, Array]) -> dict[str, Array]:
+    """All tokens on expert 1."""
+    return x | {"ids": np.ones_like(x["ids"])}
+
+
 def _crowd(rows: Callable[[Any], Array] = nx.round_f32) -> dict[str, Array]:
     x = dense(90, 70, 32, 24, 2, 2, shared=16, cut=nx.round_bf16, rows=rows)
     x["ids"][3, 0] = x["ids"][69, 1] = -1
@@ -212,6 +304,10 @@ def _other_rounding(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Arr
     return _wrong(Convention(round_weights=attrs["format"] == "w4_exact"), inputs, attrs, profile)
 
 
+def _through_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"out": nx.round_f16(reference(inputs, attrs, profile)["out"])}
+
+
 WRONG: Mapping[str, Reference] = {
     "gate_up_swapped": partial(_wrong, Convention(gate_up_swapped=True)),
     "unweighted": partial(_wrong, Convention(weighted=False)),
@@ -224,6 +320,9 @@ WRONG: Mapping[str, Reference] = {
     "rounded_products": partial(_wrong, Convention(round_products=True)),
     "rounded_experts": partial(_wrong, Convention(round_experts=True)),
     "rounded_sum": partial(_wrong, Convention(round_sum=True)),
+    "factors_in_bf16": partial(_wrong, Convention(factors_in="bf16")),
+    "factors_in_f16": partial(_wrong, Convention(factors_in="f16")),
+    "through_f16": _through_f16,
 }
 
 
@@ -530,4 +629,216 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=93,
         kills=("past_2560_inputs",),
+    )
+    for prefix, cut, rows in (
+        ("", nx.round_f32, {"dtypes": BF16}),
+        ("bf16_", nx.round_bf16, ROWS),
+    ):
+        yield _case(
+            f"{prefix}top_8_of_65",
+            "Slots past the third, experts past 64, experts without a token; factors of 24 bits.",
+            partial(_top_8, 110, 3, 8, 6, 65, cut),
+            **rows,
+            family="random",
+            seed=110,
+            wrong=() if prefix else ("factors_in_bf16", "factors_in_f16"),
+            kills=(
+                "past_three_slots",
+                "past_64_experts",
+                "last_expert_missing",
+                "weights_shifted",
+                *(() if prefix else ("factors_in_bf16", "factors_in_f16")),
+            ),
+        )
+    yield _case(
+        "bf16_factors_kept",
+        "Routing weights rounded to bf16, or to f16: the residual takes nearly all of the sum.",
+        _factors_off_the_grid,
+        **ROWS,
+        family="needle",
+        seed=78,
+        wrong=("factors_in_bf16", "factors_in_f16"),
+        kills=("factors_in_bf16", "factors_in_f16"),
+    )
+    yield _case(
+        "bf16_hidden_200",
+        "Hidden elements past 64 and 128, and no multiple of 64.",
+        partial(dense, 104, 2, 8, 200, 2, 2, cut=nx.round_bf16, rows=nx.round_bf16),
+        **ROWS,
+        family="random",
+        seed=104,
+        kills=("past_64_hidden", "past_128_hidden", "last_hidden_dropped"),
+    )
+    yield _case(
+        "bf16_int4_group_64_shared_residual",
+        "Group 64 with bf16 rows: int4 experts, a shared expert of another size, a residual.",
+        lambda: {
+            **packed(105, 3, 128, 64, 2, 2, 64, shared=8, rows=nx.round_bf16),
+            "residual": nx.round_bf16(nx.normal(106, (3, 128), 18, 16.0)),
+        },
+        form="w4_exact",
+        group=64,
+        **ROWS,
+        family="scaled",
+        seed=105,
+        kills=(
+            "scale_of_next_group",
+            "scale_of_first_group",
+            "scale_of_first_expert",
+            "no_shared",
+            "no_residual",
+        ),
+    )
+    yield _case(
+        "bf16_int4_hidden_160",
+        "int4 hidden elements past 128 that are no multiple of 64, and rows of 96.",
+        partial(packed, 107, 2, 96, 160, 1, 1, 32, rows=nx.round_bf16),
+        form="w4_bf16",
+        group=32,
+        **ROWS,
+        family="scaled",
+        seed=107,
+        kills=("past_64_hidden", "past_128_hidden", "scale_of_next_group"),
+    )
+    yield _case(
+        "bf16_all_on_one_of_three",
+        "An expert with more than 128 tokens between two without any.",
+        lambda: _on_one(dense(103, 135, 9, 7, 3, 1, cut=nx.round_bf16, rows=nx.round_bf16)),
+        **ROWS,
+        family="random",
+        seed=103,
+        kills=("past_64_tokens", "past_128_tokens"),
+    )
+    yield _case(
+        "bf16_int4_all_on_one_of_three",
+        "An int4 expert with more than 32 tokens between two without any.",
+        lambda: _on_one(packed(102, 35, 32, 32, 3, 1, 32, rows=nx.round_bf16)),
+        form="w4_exact",
+        group=32,
+        **ROWS,
+        family="scaled",
+        seed=102,
+        kills=("past_32_tokens", "past_eight_tokens", "scale_of_first_expert"),
+    )
+    for prefix, cut, rows in (("", nx.round_f32, {}), ("bf16_", nx.round_bf16, ROWS)):
+        yield _case(
+            f"{prefix}bad_tokens_of_523",
+            "More tokens than a slice of 512, of which four fail.",
+            partial(_bad_of_many, cut),
+            **rows,
+            family="extreme",
+            seed=116,
+            kills=("past_512_tokens", "checks_64_tokens", "keeps_bad_rows", "residual_of_8_tokens"),
+        )
+    for prefix, cut, rows in (
+        ("", nx.round_f32, {"dtypes": BF16}),
+        ("bf16_", nx.round_bf16, ROWS),
+    ):
+        yield _case(
+            f"{prefix}gates_of_thousands",
+            "NaN where e^-gate overflows, or a clamped gate.",
+            partial(_gates_of_thousands, cut),
+            **rows,
+            family="extreme",
+            seed=114,
+            kills=("exp_overflows", "no_activation"),
+        )
+        yield _case(
+            f"{prefix}shared_137_residual",
+            "Shared hidden elements past 64 and 128; the residual of tokens past the eighth.",
+            partial(
+                dense, 117, 10, 6, 5, 2, 1, shared=137, residual=True, cut=nx.round_bf16, rows=cut
+            ),
+            **rows,
+            family="random",
+            seed=117,
+            kills=("past_128_hidden", "residual_of_8_tokens", "no_shared"),
+        )
+        yield _case(
+            f"{prefix}hidden_523",
+            "Hidden elements past 256 and 512, of which the last weigh most.",
+            partial(_heavy_hidden, cut),
+            **rows,
+            family="needle",
+            seed=119,
+            kills=("past_128_hidden", "past_512_hidden", "last_hidden_dropped"),
+        )
+    yield _case(
+        "columns_521",
+        "Columns past 64 and 512, of x, of the residual and of the result.",
+        partial(dense, 118, 1, 521, 1, 1, 1, residual=True, cut=nx.round_bf16),
+        dtypes=BF16,
+        family="random",
+        seed=118,
+        kills=("residual_of_64_columns", "past_512_columns"),
+    )
+    yield _case(
+        "bf16_bad_tokens_far",
+        "A NaN past 128 columns; a bad id or factor in the ninth slot.",
+        _bad_far,
+        **ROWS,
+        family="extreme",
+        seed=115,
+        kills=("checks_128_columns", "checks_two_slots", "keeps_bad_rows"),
+    )
+    yield _case(
+        "bf16_int4_top_8_of_17",
+        "int4 experts past the fourth, slots past a pad, scales below 0, a residual.",
+        _int4_top_8,
+        form="w4_exact",
+        group=32,
+        **ROWS,
+        family="scaled",
+        seed=112,
+        kills=(
+            "past_eight_experts",
+            "past_three_slots",
+            "ends_at_pad",
+            "scales_positive",
+            "no_residual",
+        ),
+    )
+    yield _case(
+        "bf16_top_12_of_389",
+        "Experts past 256, slots past the eighth, factors below 0.",
+        _top_12_of_389,
+        **ROWS,
+        family="random",
+        seed=111,
+        kills=("past_256_experts", "past_eight_slots", "factors_positive"),
+    )
+    yield _case(
+        "int4_crowd",
+        "More than 32 tokens on one int4 expert with f32 rows; their residual.",
+        lambda: {
+            **_on_one(packed(120, 35, 32, 32, 2, 1, 32)),
+            "residual": nx.normal(121, (35, 32), 18),
+        },
+        form="w4_exact",
+        group=32,
+        family="scaled",
+        seed=120,
+        kills=("past_32_tokens", "past_eight_tokens", "no_residual", "residual_of_8_tokens"),
+    )
+    yield _case(
+        "bf16_past_f16",
+        "Rows, weights, hidden elements or results that pass through f16, or are clamped to it.",
+        _past_f16,
+        **ROWS,
+        family="extreme",
+        seed=100,
+        wrong=("through_f16",),
+        kills=("clamps_to_f16", "rows_in_f16", "hidden_in_f16"),
+    )
+    yield _case(
+        "bf16_int4_past_f16",
+        "Group scales, hidden elements or results of int4 experts that pass through f16.",
+        partial(_past_f16, True),
+        form="w4_exact",
+        group=32,
+        **ROWS,
+        family="extreme",
+        seed=101,
+        wrong=("through_f16",),
+        kills=("clamps_to_f16", "rows_in_f16", "hidden_in_f16", "scales_in_f16"),
     )

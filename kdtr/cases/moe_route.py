@@ -57,6 +57,16 @@ def _near_seven() -> dict[str, Array]:
     return x
 
 
+def _best_outside() -> dict[str, Array]:
+    """66 groups of two: in the first 26 the best experts, alone; the other 40 are kept."""
+    x = spread(16, 3, 132)
+    rise = np.arange(66) * 2.0**-6
+    x["logits"] = np.rint(x["logits"] * 8.0) * 2.0**-12
+    x["logits"][:, 0::2] += np.where(np.arange(66) < 26, 3.0, 0.5) + rise
+    x["logits"][:, 1::2] += np.where(np.arange(66) < 26, -4.0, 0.25)
+    return x
+
+
 def _all_but_one(groups_first: bool) -> dict[str, Array]:
     x = spread(40, 3, 16)
     x["bias"] = np.full(16, -INF)
@@ -80,6 +90,27 @@ def _bad_bias(value: float) -> dict[str, Array]:
     x = biased(43, 3, 16)
     x["bias"][3] = value
     return x
+
+
+def _bad_among_261() -> dict[str, Array]:
+    x = spread(18, 261, 4)
+    x["logits"][200, 3] = x["logits"][260, 0] = NAN
+    return x
+
+
+def _bad_logit_299() -> dict[str, Array]:
+    x = biased(19, 2, 300)
+    x["logits"][1, 299] = NAN
+    return x
+
+
+def _logits_to_80() -> dict[str, Array]:
+    """Rows of large and of small scores: those of the last all have the size of the epsilon."""
+    order = np.argsort(nx.normal(21, (4, 16), 40), axis=1, kind="stable")
+    steps = np.array([[5.0, -80.0], [1.0, -47.0], [1.0, -9.0], [2.0, -80.0]])
+    logits = order * steps[:, :1] + steps[:, 1:]
+    logits[2] = np.where(order[2] == 15, 80.0, logits[2])
+    return {"logits": logits, "bias": np.zeros(16)}
 
 
 def _infinite_logits() -> dict[str, Array]:
@@ -355,6 +386,83 @@ def cases() -> Iterator[Case]:
         seed=11,
         wrong=("scale_twice", "no_scale", "not_renormalised"),
         kills=("scale_twice", "no_scale", "renorm_never"),
+    )
+    yield _case(
+        "experts_1024",
+        "Experts past 512, to the most that the contract allows.",
+        partial(biased, 14, 2, 1024),
+        k=8,
+        family="random",
+        seed=14,
+        kills=("expert_limit", "past_512_experts"),
+    )
+    yield _case(
+        "top_35_of_48",
+        "More choices than 8, 16 and 32.",
+        partial(biased, 15, 4, 48),
+        k=35,
+        family="random",
+        seed=15,
+        kills=("past_8_slots", "past_32_slots", "unsorted"),
+    )
+    yield _case(
+        "groups_66",
+        "More groups, and more groups kept, than a warp has lanes.",
+        _best_outside,
+        groups=66,
+        kept=40,
+        k=6,
+        family="needle",
+        seed=16,
+        wrong=("no_groups", "group_score_max"),
+        kills=("past_32_groups", "past_64_groups", "no_groups", "group_max"),
+    )
+    yield _case(
+        "groups_of_100",
+        "Groups of more experts than 32 and 64.",
+        partial(biased, 17, 8, 300),
+        groups=3,
+        kept=1,
+        k=5,
+        family="random",
+        seed=17,
+        kills=("past_64_in_group", "no_groups", "group_max"),
+    )
+    yield _case(
+        "bad_among_261",
+        "Tokens past 64 and 256, and those of them with a NaN.",
+        _bad_among_261,
+        k=2,
+        family="extreme",
+        seed=18,
+        kills=("token_limit", "past_256_tokens", "checks_64_tokens"),
+    )
+    yield _case(
+        "bad_logit_299",
+        "A NaN past 256 experts.",
+        _bad_logit_299,
+        k=5,
+        family="extreme",
+        seed=19,
+        kills=("checks_256_experts", "nan_ignored"),
+    )
+    yield _case(
+        "bad_bias_299",
+        "A bias past 256 experts that no order can use.",
+        lambda: {**spread(20, 1, 300), "bias": np.where(np.arange(300) == 299, NAN, 0.0)},
+        k=5,
+        family="extreme",
+        seed=20,
+        kills=("checks_256_experts", "nan_ignored"),
+    )
+    yield _case(
+        "logits_to_80",
+        "Logits from -80 to 80: clamped, or a sum of scores that underflows to its epsilon.",
+        _logits_to_80,
+        k=3,
+        family="extreme",
+        seed=21,
+        kills=("clamps_logits_at_30", "clamps_logits_at_12", "no_epsilon", "unsorted"),
     )
     yield _case(
         "all_chosen",

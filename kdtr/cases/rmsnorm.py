@@ -40,6 +40,27 @@ def _first_row_differs() -> dict[str, Array]:
     return x
 
 
+def _heavy_tail() -> dict[str, Array]:
+    """The last three elements of a row are 64 times the others; the second row has a NaN there."""
+    x = rows(16, 2, 1031, 0.25, nx.round_bf16)
+    x["x"][:, -3:] *= 64.0
+    x["x"][1, 1030] = np.nan
+    return x
+
+
+def _bad_among_1031() -> dict[str, Array]:
+    x = rows(18, 1031, 1)
+    x["x"][99, 0], x["x"][1030, 0] = np.nan, np.inf
+    return x
+
+
+def _past_f16() -> dict[str, Array]:
+    x = rows(17, 4, 40, cut=nx.round_bf16)
+    x["x"] *= np.ldexp(1.0, np.array([40, -30, 20, 0]))[:, None]
+    x["weight"] *= np.ldexp([1.0, 1.0, -1.0], [0, 20, -30])[np.arange(40) % 3]
+    return x
+
+
 def _bad_rows() -> dict[str, Array]:
     x = rows(7, 6, 40)
     x["x"][1, 39], x["x"][3, 0], x["x"][4, 20] = np.nan, np.inf, -np.inf
@@ -65,6 +86,10 @@ def _layer_norm(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return {"out": reference({**inputs, "x": centred}, attrs, profile)["out"]}
 
 
+def _through_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"out": nx.round_f16(reference(inputs, attrs, profile)["out"])}
+
+
 def _other_variant(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     names = ("f32_then_round", "round_then_multiply")
     other = names[1 - names.index(str(attrs["variant"]))]
@@ -77,6 +102,7 @@ WRONG: Mapping[str, Reference] = {
     "no_eps": partial(_eps, False),
     "layer_norm": _layer_norm,
     "other_variant": _other_variant,
+    "through_f16": _through_f16,
 }
 
 
@@ -145,6 +171,25 @@ def cases() -> Iterator[Case]:
         kills=("subtracts_mean", "one_plus_weight"),
     )
     yield _case(
+        "bad_among_1031",
+        "Rows past 64, 256 and 1024, and those of them that fail.",
+        _bad_among_1031,
+        family="extreme",
+        seed=18,
+        kills=("past_64_rows", "past_1024_rows", "checks_64_rows", "first_row_factor"),
+    )
+    yield _case(
+        "bf16_width_1031",
+        "A long row whose last three elements weigh most, and one with a NaN there: a sum, a copy "
+        "or a search that ends before.",
+        _heavy_tail,
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="needle",
+        seed=16,
+        kills=("past_1024_summed", "past_1024_written", "checks_1024_elements", "tail_dropped"),
+    )
+    yield _case(
         "variance_near_eps",
         "eps outside the root, left out, or taken from another norm: the variance is 2^-16.",
         partial(rows, 4, 4, 96, 2.0**-8),
@@ -210,6 +255,40 @@ def cases() -> Iterator[Case]:
         seed=14,
         wrong=("other_variant",),
         kills=("other_variant",),
+    )
+    for name, cut, kind in (("bf16", nx.round_bf16, BF16), ("f16", nx.round_f16, F16)):
+        half: dict[str, Any] = {"profile": f"{name}_f32acc", "dtypes": kind}
+        yield _case(
+            f"{name}_variance_near_eps",
+            f"In {name}, eps outside the root, left out or another norm's.",
+            partial(rows, 4, 4, 96, 2.0**-8, cut),
+            **half,
+            family="scaled",
+            seed=4,
+            wrong=("eps_outside_root", "no_eps"),
+            kills=("eps_outside_root", "no_eps", "eps_tenth"),
+        )
+    yield _case(
+        "f16_large_values",
+        "Squares that f16 does not hold.",
+        partial(rows, 19, 3, 65, 2.0**9, nx.round_f16),
+        profile="f16_f32acc",
+        dtypes=F16,
+        family="extreme",
+        seed=19,
+        kills=("squares_in_f16",),
+    )
+    yield _case(
+        "bf16_past_f16",
+        "Rows, weights or results that pass through f16, or are clamped to its range.",
+        _past_f16,
+        eps=2.0**-70,
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="extreme",
+        seed=17,
+        wrong=("through_f16",),
+        kills=("clamps_to_f16", "rows_in_f16", "squares_in_f16", "weight_positive"),
     )
     yield _case(
         "no_tokens",

@@ -51,6 +51,29 @@ def heads(
     }
 
 
+def _past_f16() -> dict[str, Array]:
+    x = heads(18, 6, 2, 16, 6, FAR, nx.round_bf16)
+    x["x"] *= np.ldexp(1.0, np.array([20, -30]))[:, None]
+    return x
+
+
+def _bad_among_259() -> dict[str, Array]:
+    x = heads(17, 259, 1, 2, 1, (1, 70, 33, 4000, 5))
+    x["positions"][100], x["x"][258, 0, 1] = -1, np.nan
+    return x
+
+
+def _bad_column_129() -> dict[str, Array]:
+    x = heads(20, 2, 2, 130, 4, (3, 4))
+    x["x"][1, 1, 129] = np.nan
+    return x
+
+
+def _slow_pairs_first() -> dict[str, Array]:
+    x = heads(16, 2, 2, 138, 67, (7, 5000))
+    return x | {"inv_freq": x["inv_freq"][::-1]}
+
+
 def _canary() -> dict[str, Array]:
     x = heads(5, 3, 2, 40, 8, (7, 100, 65000))
     x["x"][..., :16] = 7.0 + np.arange(16) / 16  # before the rotated columns
@@ -88,6 +111,10 @@ def _scale_twice(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]
     return _with({"scale": float(attrs["scale"]) ** 2}, inputs, attrs, profile)
 
 
+def _through_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"out": nx.round_f16(reference(inputs, attrs, profile)["out"])}
+
+
 def _negative_accepted(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     """The status alone: a refused row has no budget that another result could be within."""
     accepted = {**inputs, "positions": np.maximum(inputs["positions"], 0)}
@@ -102,6 +129,7 @@ WRONG: Mapping[str, Reference] = {
     "scale_twice": _scale_twice,
     "start_ignored": partial(_with, {"start": 0}),
     "negative_accepted": _negative_accepted,
+    "through_f16": _through_f16,
 }
 
 
@@ -150,6 +178,49 @@ def cases() -> Iterator[Case]:
         family="extreme",
         seed=9,
         kills=("fast_trig", "wide_angle", "int16_position"),
+    )
+    yield _case(
+        "end_of_range",
+        "The last positions that the contract allows.",
+        partial(heads, 14, 4, 1, 34, 17, (1048575, 1048574, 524289, 262145)),
+        family="extreme",
+        seed=14,
+        kills=("fast_trig", "wide_angle", "past_262143"),
+    )
+    yield _case(
+        "heads_65",
+        "Heads past 16 and past 64.",
+        partial(heads, 15, 1, 65, 5, 2, (60,)),
+        store="halves",
+        family="random",
+        seed=15,
+        kills=("past_16_heads", "past_64_heads", "head_stride"),
+    )
+    yield _case(
+        "pairs_67",
+        "Pairs past 32 and past 64, from an odd column.",
+        _slow_pairs_first,
+        start=3,
+        family="random",
+        seed=16,
+        kills=("past_32_pairs", "past_64_pairs", "start_ignored"),
+    )
+    yield _case(
+        "bad_among_259",
+        "Tokens past 64 and 256, and those of them that fail.",
+        _bad_among_259,
+        family="extreme",
+        seed=17,
+        kills=("past_64_tokens", "past_256_tokens", "checks_64_tokens", "position_of_first"),
+    )
+    yield _case(
+        "bad_column_129",
+        "A NaN past 128 columns, in one that is only copied.",
+        _bad_column_129,
+        start=8,
+        family="extreme",
+        seed=20,
+        kills=("checks_128_columns", "checks_turned_columns"),
     )
     yield _case(
         "between_canaries",
@@ -219,6 +290,35 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=12,
         kills=("bf16_angle",),
+    )
+    for name, kind, cut, store in (
+        ("bf16", BF16, nx.round_bf16, "halves"),
+        ("f16", F16, nx.round_f16, "interleaved"),
+    ):
+        yield _case(
+            f"{name}_factor_and_start",
+            f"In {name}, the factor or the columns around the rotated ones forgotten.",
+            partial(heads, 19, 2, 2, 23, 9, (77, 1000003), cut),
+            start=3,
+            scale=float.fromhex("0x1.6a7efap+0"),
+            store=store,
+            profile=f"{name}_f32acc",
+            dtypes=kind,
+            family="random",
+            seed=19,
+            wrong=("no_scale", "start_ignored"),
+            kills=("no_scale", "scale_twice", "start_ignored", "rest_zeroed", "other_store"),
+        )
+    yield _case(
+        "bf16_past_f16",
+        "Rows or results that pass through f16, or are clamped to its range.",
+        _past_f16,
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="extreme",
+        seed=18,
+        wrong=("through_f16",),
+        kills=("clamps_to_f16", "rows_in_f16"),
     )
     yield _case(
         "no_tokens",

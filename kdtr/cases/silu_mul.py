@@ -55,9 +55,35 @@ def _edges() -> dict[str, Array]:
     }
 
 
+def _huge() -> dict[str, Array]:
+    """Products that end in f32's range although gate * up does not, and some near its ends."""
+    gate = np.array([[-100.0, -80.0, -60.0, -30.0, -11.0, -2.0, 1.0, 30.0, 200.0, 9000.0]])
+    up = np.ldexp(1.0, np.array([[127, 127, 127, 126, 125, 120, 126, 120, 118, 113]]))
+    return {"gate": np.tile(gate, (2, 1)), "up": np.concatenate([up, -1.0 / up])}
+
+
+def _half_edges(cut: Callable[[Any], Array], size: int) -> dict[str, Array]:
+    """Gates where e^-x leaves f16, or f32; up as large as 2^size and as small as 2^-size."""
+    gate = cut([-9984.0, -200.0, -95.0, -60.0, -20.0, -17.5, -12.0, -9.5, -0.5, 12.0, 20.0, 240.0])
+    up = np.ldexp(1.25, np.array([size, -size, 6]))
+    return {"gate": np.tile(gate, (3, 1)), "up": np.tile(up[:, None], (1, gate.size))}
+
+
 def _bad_rows() -> dict[str, Array]:
     x = pair(6, 5, 33)
     x["gate"][1, 32], x["up"][3, 0] = np.nan, np.inf
+    return x
+
+
+def _bad_among_1031() -> dict[str, Array]:
+    x = pair(8, 1031, 1)
+    x["gate"][99, 0], x["up"][1030, 0] = np.nan, np.inf
+    return x
+
+
+def _width_1031() -> dict[str, Array]:
+    x = pair(9, 2, 1031, cut=nx.round_bf16)
+    x["up"][1, 1030] = np.inf
     return x
 
 
@@ -75,10 +101,15 @@ def _plain(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return {"out": nx.sigmoid(inputs["gate"]) * inputs["up"]}
 
 
+def _through_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"out": nx.round_f16(inputs["gate"] * nx.sigmoid(inputs["gate"]) * inputs["up"])}
+
+
 WRONG: Mapping[str, Reference] = {
     "swapped": _swapped,
     "gelu": _gelu,
     "plain_sigmoid": _plain,
+    "through_f16": _through_f16,
 }
 
 
@@ -102,6 +133,34 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=2,
         kills=("tail",),
+    )
+    yield Case(
+        "bad_among_1031",
+        "Tokens past 64, 256 and 1024, and those of them that fail.",
+        _bad_among_1031,
+        profile="f32",
+        family="extreme",
+        seed=8,
+        kills=("past_64_tokens", "past_1024_tokens", "checks_64_tokens", "row_zero"),
+    )
+    yield Case(
+        "bf16_width_1031",
+        "A row longer than a block of 1024 threads, and one with an infinity there.",
+        _width_1031,
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="extreme",
+        seed=9,
+        kills=("checks_1024_elements", "past_1024_elements", "keeps_bad_rows"),
+    )
+    yield Case(
+        "huge_values",
+        "gate * up before the sigmoid, which overflows; a result clamped to f16's range.",
+        _huge,
+        profile="f32",
+        family="extreme",
+        wrong=("through_f16",),
+        kills=("product_first", "clamps_to_f16", "rows_in_f16", "clamped"),
     )
     yield Case(
         "edges_of_exp",
@@ -139,6 +198,25 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=4,
         kills=("gelu", "row_zero"),
+    )
+    yield Case(
+        "bf16_edges",
+        "In bf16, rows, results or exponentials that pass through f16, or are clamped to it.",
+        partial(_half_edges, nx.round_bf16, 40),
+        profile="bf16_f32acc",
+        dtypes=BF16,
+        family="extreme",
+        wrong=("through_f16",),
+        kills=("clamps_to_f16", "rows_in_f16", "exp_in_f16", "overflows", "clamped", "hard"),
+    )
+    yield Case(
+        "f16_edges",
+        "In f16, an exponential that f16 does not hold, or a clamp.",
+        partial(_half_edges, nx.round_f16, 7),
+        profile="f16_f32acc",
+        dtypes=F16,
+        family="extreme",
+        kills=("exp_in_f16", "overflows", "clamped", "hard"),
     )
     yield Case(
         "no_tokens",

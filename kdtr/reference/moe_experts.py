@@ -25,6 +25,7 @@ class Convention:
     round_products: bool = False  # gate and up to bf16 before silu
     round_experts: bool = False  # each expert's result to bf16 before they are combined
     round_sum: bool = False  # the combination to bf16 before the residual
+    factors_in: str = "f32"  # what the routing weights are rounded to
 
 
 def unpack(
@@ -66,7 +67,7 @@ def reference(
     how: Convention = Convention(),
 ) -> dict[str, NDArray[Any]]:
     """The contract's formula in f64, its budgets, and the status."""
-    x, ids, factors = inputs["x"], inputs["ids"], inputs["weights"]
+    x, ids, factors = inputs["x"], inputs["ids"], nx.rounded(inputs["weights"], how.factors_in)
     residual, stored = inputs.get("residual"), nx.stored(profile)
     experts, load = _experts(inputs, attrs, how)
     ok = nx.finite_rows(x) & nx.finite_rows(factors)

@@ -25,8 +25,8 @@ def reference(
     else:
         inner = nx.rms_scaled(nx.exact(x), np.ones_like(w), eps)
         error = inner.budget()[1]
-        low, high = (_round(inner.value + s * error, dtype) for s in (-1, 1))
-        mid = _round(inner.value, dtype)
+        low, high = (nx.rounded(inner.value + s * error, dtype) for s in (-1, 1))
+        mid = nx.rounded(inner.value, dtype)
         value = w * mid
         own = 2 * nx.UNIT_F32 * np.abs(value) + nx.unit(dtype) * np.abs(value) + nx.TINY_F32
         hard = gate = own + np.abs(w) * np.maximum(high - mid, mid - low)
@@ -37,7 +37,3 @@ def reference(
         "out/hard": np.where(zero, 0.0, hard),
         "status": np.where(ok, 0, 1).astype(np.int32),
     }
-
-
-def _round(x: nx.F64, dtype: str) -> nx.F64:
-    return {"f32": nx.round_f32, "bf16": nx.round_bf16, "f16": nx.round_f16}[dtype](x)
