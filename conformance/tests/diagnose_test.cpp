@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <numbers>
@@ -19,13 +20,15 @@ using namespace kdtr::conform;
 
 // What is said when `y` (exact) or `z` (budget) is changed by `change`.
 std::string said(const char* output, const std::function<float(float, std::size_t)>& change,
-                 const std::vector<float>& x = {1, 2, 3, 4, 5, 6, 7}) {
+                 const std::vector<float>& x = {1, 2, 3, 4, 5, 6, 7},
+                 const std::function<void(tiny::Tiny&)>& prepare = {}) {
   const std::string path = (std::filesystem::temp_directory_path() /
                             ("kdtr_diagnose_test_" + std::to_string(::getpid()) + ".kdtr"))
                                .string();
   tiny::Tiny t;
   t.x = x;
   t.fill();
+  if (prepare) prepare(t);
   CHECK(t.save(path) == kdtr::Code::ok);
   const Fixture fixture = load_fixture(path);
   std::filesystem::remove(path);
@@ -88,6 +91,35 @@ int main() {
   CHECK(said(
             "y", [](float v, auto i) { return i == 1 ? -0.0f : v; }, zeros)
             .find("rounded") == std::string::npos);
+  CHECK_HAS(
+      said("y", [](float v, auto) { return std::bit_cast<float>(static_cast<std::int32_t>(v)); }),
+      "`y` holds bits of i32: read as such it is right");
+  const auto bits = [](float v) { return std::bit_cast<std::uint32_t>(v) >> 16; };  // of its bf16
+  CHECK_HAS(said("y",
+                 [&](float, std::size_t i) {
+                   const auto at = [&](std::size_t k) {
+                     return k < 7 ? bits(2 * static_cast<float>(k + 1)) : 0u;
+                   };
+                   return std::bit_cast<float>(at(2 * i) | at(2 * i + 1) << 16);
+                 }),
+            "`y` holds packed bf16: read as such it is right");
+  // A known-wrong result is recognised, within a budget, where the right one has none.
+  const auto without_budget = [](tiny::Tiny& t) {
+    t.gate[2] = t.hard[2] = 0;
+    std::vector<double> wrong = t.z;
+    wrong[2] = 7.25;
+    t.change = [wrong](kdtr::ContainerWriter& w) {
+      w.tensor("wrong/kept/z", kdtr::kF64, {wrong.size()}, std::as_bytes(std::span(wrong)));
+      w.tensor_meta("wrong/kept/z", "role", "known_wrong");
+      w.tensor_meta("wrong/kept/z", "for", "z");
+    };
+  };
+  const std::vector<float> ones{1, 2, 3, 4, 5, 6, 7};
+  const auto kept = [](float by) {
+    return [by](float v, std::size_t i) { return i == 2 ? 7.25f + by : v; };
+  };
+  CHECK_HAS(said("z", kept(0x1p-12f), ones, without_budget), "equals `kept`");
+  CHECK(said("z", kept(0x1p-8f), ones, without_budget).find("kept") == std::string::npos);
   // One wrong element fits no hypothesis about all of them.
   CHECK_EQ(said("y", [](float v, auto i) { return i == 3 ? v * 2 : v; }),
            std::string("`y`: all at N=3; "));
