@@ -67,7 +67,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "mine.NOT_BUILT" in before
     text = run(folder, "cmake", "--build", "build")
     assert text.endswith("exit 0"), text
-    assert "kdtr: 15 cases for" in text
+    assert "kdtr: 37 cases for" in text
     return folder
 
 
@@ -84,7 +84,7 @@ def test_a_plugin_is_called_by_its_target(project: Path) -> None:
 def test_every_case_is_a_test_and_what_is_not_supported_is_skipped(project: Path) -> None:
     text = run(project, "ctest", "--test-dir", "build", "-R", "^mine")
     assert text.endswith("exit 0"), text
-    assert "out of 15" in text
+    assert "out of 37" in text
     assert "mine.argmax.random_bf16 (Skipped)" in text
     assert "mine.argmax.random_f32 ...........   Passed" in text
 

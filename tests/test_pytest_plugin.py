@@ -52,7 +52,7 @@ def test_arrays(kdtr_case):
 """,
     )
     assert code == 0, text
-    assert "15 passed" in text
+    assert "37 passed" in text
 
 
 @pytest.mark.parametrize(

@@ -16,25 +16,32 @@ enum FaultId {
   kAnyLaneWins,
   kNegativeZeroBelowZero,
   kSubnormalsFlushed,
+  kSubnormalsOfF16Flushed,
   kStartAtMinusOne,
   kStartAtSentinel,
   kStartAtMinusFltMax,
   kZeroLanesPastVocab,
   kTailVectorDropped,
   kIdsCutTo15Bits,
+  kIdsCutTo16Bits,
   kNanIgnored,
+  kNegativeNanIgnored,
   kNanWins,
   kNanFailsItsRowOnly,
   kNanFailsTheBatch,
   kStatusNeverSet,
   kPlusInfRefused,
   kRequestStride,
+  kRowsPast256,
+  kRequestsPast64,
+  kNodesPast64,
   kFirstTileOnly,
   kBf16Compare,
 };
 
 double seen(double x, int fault) {
   if (fault == kSubnormalsFlushed && std::fabs(x) < std::numeric_limits<float>::min()) return 0;
+  if (fault == kSubnormalsOfF16Flushed && std::fabs(x) < 0x1p-14) return 0;
   if (fault == kBf16Compare)
     return static_cast<double>(static_cast<float>(kdtr::bf16(static_cast<float>(x))));
   return x;
@@ -76,7 +83,9 @@ void run(Call& c, int fault) {
   const auto refused = [&](std::int64_t row) {
     for (std::int64_t v = 0; v < vocab; ++v) {
       const double x = kdtr::load(logits, row * vocab + v);
-      if (std::isnan(x) && fault != kNanIgnored && fault != kNanWins) return true;
+      const bool unseen = fault == kNanIgnored || fault == kNanWins ||
+                          (fault == kNegativeNanIgnored && std::signbit(x));
+      if (std::isnan(x) && !unseen) return true;
       if (x == kInf && fault == kPlusInfRefused) return true;
     }
     return false;
@@ -91,6 +100,9 @@ void run(Call& c, int fault) {
     status[r] = bad && fault != kStatusNeverSet ? kdtr::kBadInput : kdtr::kOk;
     for (std::int64_t n = 0; n < rows; ++n) {
       const std::int64_t at = r * rows + n;
+      if ((fault == kRowsPast256 && at >= 256) || (fault == kRequestsPast64 && r >= 64) ||
+          (fault == kNodesPast64 && n >= 64))
+        continue;
       const std::int64_t source = fault == kRequestStride ? n : at;
       std::vector<double> row;
       for (std::int64_t v = 0; v < vocab; ++v) {
@@ -102,6 +114,7 @@ void run(Call& c, int fault) {
       if (fault == kFirstTileOnly && row.size() > 8192) row.resize(8192);
       std::int64_t best = best_of(row, fault);
       if (fault == kIdsCutTo15Bits && best >= 0) best %= 32768;
+      if (fault == kIdsCutTo16Bits && best >= 0) best %= 65536;
       const bool pad = fault == kNanFailsItsRowOnly ? refused(at) : bad;
       ids[at] = pad ? -1 : static_cast<std::int32_t>(best);
     }
@@ -116,19 +129,25 @@ KDTR_MUTANTS({
         {"any_lane_wins", "equal maxima go to the lowest lane of a warp, not the lowest id"},
         {"negative_zero_below_zero", "-0 is ordered below +0"},
         {"subnormals_flushed", "subnormal values compare as zero"},
+        {"subnormals_of_f16_flushed", "values below the least normal f16 compare as zero"},
         {"start_at_minus_one", "the running maximum starts at -1"},
         {"start_at_sentinel", "the running maximum starts at -1e4"},
         {"start_at_minus_flt_max", "the running maximum starts at -FLT_MAX and id 0"},
         {"zero_lanes_past_vocab", "zero-filled lanes past the vocabulary take part"},
         {"tail_vector_dropped", "ids past the last whole vector of 8 are not read"},
         {"ids_cut_to_15_bits", "ids pass through a 15-bit field"},
+        {"ids_cut_to_16_bits", "ids pass through a 16-bit field"},
         {"nan_ignored", "NaN logits are skipped and the request is ok"},
+        {"negative_nan_ignored", "a NaN whose sign is set is ordered below every number"},
         {"nan_wins", "the first NaN is the maximum, as in numpy and torch"},
         {"nan_fails_its_row_only", "only the row that holds the NaN is padded"},
         {"nan_fails_the_batch", "one bad request fails every request"},
         {"status_never_set", "bad requests are padded and reported ok"},
         {"plus_inf_refused", "+inf is treated like NaN"},
         {"request_stride", "every request reads the rows of request 0"},
+        {"rows_past_256", "rows from 256 on are not written"},
+        {"requests_past_64", "requests from 64 on are not written"},
+        {"nodes_past_64", "nodes from 64 on are not written"},
         {"first_tile_only", "only the first 8,192 ids are read"},
         {"bf16_compare", "values are rounded to bf16 before they are compared"},
     },

@@ -15,6 +15,8 @@ enum FaultId {
   kHiddenWritesBeforeReads,
   kHiddenNotMoved,
   kHiddenByRank,
+  kHiddenPast256,
+  kHiddenPast4096,
   kPageIdAsSlot,
   kFirstPageOnly,
   kOffsetFromPathOnly,
@@ -29,13 +31,18 @@ enum FaultId {
   kPaddedMoves,
   kFirstLayerOnly,
   kLayerTwice,
+  kLayersPast8,
+  kLayersPast64,
   kWholeWordsOnly,
+  kRowBytesPast2048,
   kRowsAsHalf,
   kRequestZeroPath,
   kRequestZeroTable,
+  kRequestsPast64,
   kEntriesCopied,
   kEntriesExchangedInPlace,
   kTableOnlyExchanged,
+  kTablePast256,
   kExchangesOfOldTable,
   kExchangesOfNewSlots,
   kRowsMovedAtPageOne,
@@ -48,8 +55,14 @@ enum FaultId {
   kCapacityOffByOne,
   kCapacityNotChecked,
   kCapacityIsBadInput,
+  kCapacityBeforeLengths,
+  kEntriesBeforeCapacity,
+  kCapacityWraps,
+  kMoreThanNodesAccepted,
+  kPrefixIn16Bits,
   kUnusedEntriesChecked,
   kInactiveRefused,
+  kNothingWithoutNodes,
 };
 
 using Bytes = std::vector<std::uint8_t>;
@@ -77,10 +90,20 @@ std::int64_t size(const std::vector<std::int64_t>& v) {
 int walk(const Tables& t, int fault, std::vector<Move>& moves) {
   const std::int64_t pool = t.slots / t.page_size;
   if (t.count == 0) return fault == kInactiveRefused ? kdtr::kBadInput : kdtr::kOk;
-  if (t.count < 0 || t.count > std::min(size(t.path), size(t.tree)) || t.prefix < 0)
-    return kdtr::kBadInput;
+  const std::int64_t most =
+      fault == kMoreThanNodesAccepted ? size(t.path) : std::min(size(t.path), size(t.tree));
   const std::int64_t room = size(t.pages) * t.page_size - (fault == kCapacityOffByOne ? 1 : 0);
-  if (t.prefix + t.count > room && fault != kCapacityNotChecked)
+  std::int64_t end = t.prefix + t.count;
+  if (fault == kCapacityWraps) end = static_cast<std::int32_t>(end);
+  if (fault == kCapacityBeforeLengths && end > room) return kdtr::kCapacity;
+  if (t.count < 0 || t.count > most || t.prefix < 0) return kdtr::kBadInput;
+  if (fault == kEntriesBeforeCapacity)
+    for (std::int64_t k = 0; k < t.count; ++k) {
+      const std::int64_t node = t.path[static_cast<std::size_t>(k)];
+      if (!within(node, size(t.tree)) || !within(t.tree[static_cast<std::size_t>(node)], t.slots))
+        return kdtr::kBadInput;
+    }
+  if (end > room && fault != kCapacityNotChecked)
     return fault == kCapacityIsBadInput ? kdtr::kBadInput : kdtr::kCapacity;
   if (fault == kUnusedEntriesChecked) {
     for (const std::int64_t page : t.pages)
@@ -168,7 +191,13 @@ void exchange(Tables& t, const std::vector<Move>& moves, int fault) {
           x = here;
       }
     };
-    swap(t.pages);
+    if (fault == kTablePast256 && t.pages.size() > 256) {
+      const std::vector<std::int64_t> rest(t.pages.begin() + 256, t.pages.end());
+      swap(t.pages);
+      std::copy(rest.begin(), rest.end(), t.pages.begin() + 256);
+    } else {
+      swap(t.pages);
+    }
     if (fault != kTableOnlyExchanged) swap(t.tree);
   }
 }
@@ -198,18 +227,21 @@ void run(Call& c, int fault) {
                       slots,
                       page_size,
                       static_cast<std::int64_t>(accept_len[from]) + 1,
-                      prefix_len[r]});
+                      fault == kPrefixIn16Bits ? prefix_len[r] & 0xFFFF : prefix_len[r]});
   }
+  if (fault == kNothingWithoutNodes && nodes == 0) return;
   std::vector<std::vector<Move>> all(tables.size());
   bool any_refused = false;
   for (std::size_t i = 0; i < tables.size(); ++i) {
     const auto r = static_cast<std::int64_t>(i);
+    if (fault == kRequestsPast64 && r >= 64) continue;
     status[r] = walk(tables[i], fault, all[i]);
     if (status[r] != kdtr::kOk && fault != kBadRequestHalfMoved) all[i].clear();
     any_refused = any_refused || status[r] != kdtr::kOk;
   }
   for (std::size_t i = 0; i < tables.size(); ++i) {
     const auto r = static_cast<std::int64_t>(i);
+    if (fault == kRequestsPast64 && r >= 64) continue;
     Tables& t = tables[i];
     if (fault == kBadRequestFailsBatch && any_refused) {
       status[r] = kdtr::kBadInput;
@@ -228,7 +260,10 @@ void run(Call& c, int fault) {
       for (const Move& m : moves) pairs.emplace_back(m.source, m.target);
       std::int64_t layers = c.dim("layers");
       if (fault == kFirstLayerOnly) layers = std::min<std::int64_t>(layers, 1);
-      const std::int64_t moved = fault == kWholeWordsOnly ? row_bytes / 4 * 4 : row_bytes;
+      if (fault == kLayersPast8) layers = std::min<std::int64_t>(layers, 8);
+      if (fault == kLayersPast64) layers = std::min<std::int64_t>(layers, 64);
+      std::int64_t moved = fault == kWholeWordsOnly ? row_bytes / 4 * 4 : row_bytes;
+      if (fault == kRowBytesPast2048) moved = std::min<std::int64_t>(moved, 2048);
       for (std::int64_t layer = 0; layer < layers; ++layer) {
         std::uint8_t* base = rows.data + layer * slots * row_bytes;
         for (int times = fault == kLayerTwice ? 2 : 1; times > 0; --times)
@@ -250,7 +285,10 @@ void run(Call& c, int fault) {
                                                     : static_cast<std::int64_t>(pairs.size());
       if (k < nodes) pairs.emplace_back(fault == kHiddenByRank ? k : m.node, k);
     }
-    move_rows(hidden.data + r * nodes * hidden_bytes, hidden_bytes, hidden_bytes, pairs,
+    std::int64_t moved = hidden_bytes;
+    if (fault == kHiddenPast256) moved = std::min<std::int64_t>(moved, 256);
+    if (fault == kHiddenPast4096) moved = std::min<std::int64_t>(moved, 4096);
+    move_rows(hidden.data + r * nodes * hidden_bytes, hidden_bytes, moved, pairs,
               fault == kHiddenWritesBeforeReads, false);
   }
 }
@@ -263,6 +301,8 @@ KDTR_MUTANTS({
         {"hidden_writes_before_reads", "hidden rows are written before the later ones are read"},
         {"hidden_not_moved", "the hidden rows stay where they were"},
         {"hidden_by_rank", "hidden row k is taken from node k, not from the path"},
+        {"hidden_past_256", "bytes past 256 of a hidden row are not moved"},
+        {"hidden_past_4096", "bytes past 4,096 of a hidden row are not moved"},
         {"page_id_as_slot", "the page id is used as a slot"},
         {"first_page_only", "every row goes to the page of the first"},
         {"offset_from_path_only", "the offset in the page starts at 0, not at the prefix"},
@@ -277,13 +317,18 @@ KDTR_MUTANTS({
         {"padded_moves", "unused path entries are moved too"},
         {"first_layer_only", "only the first layer is moved"},
         {"layer_twice", "each layer is moved twice, as when two names share one tensor"},
+        {"layers_past_8", "layers from 8 on are not moved"},
+        {"layers_past_64", "layers from 64 on are not moved"},
         {"whole_words_only", "bytes after the last whole word of a row are not moved"},
+        {"row_bytes_past_2048", "bytes past 2,048 of a row are not moved"},
         {"rows_as_half", "rows pass through f16, which changes NaN patterns"},
         {"request_zero_path", "every request uses the path of request 0"},
         {"request_zero_table", "every request uses the page table of request 0"},
+        {"requests_past_64", "requests from 64 on are left as they were"},
         {"entries_copied", "table entries are copied, and the replaced slots lost"},
         {"entries_exchanged_in_place", "only the two entries are exchanged, not their values"},
         {"table_only_exchanged", "tree_slots keeps the old slots"},
+        {"table_past_256", "entries from 256 on of a table are not exchanged"},
         {"exchanges_of_old_table", "destinations are read from the table before the step"},
         {"exchanges_of_new_slots", "sources are read from slots that were exchanged already"},
         {"rows_moved_at_page_one", "rows move although the table has changed"},
@@ -296,8 +341,15 @@ KDTR_MUTANTS({
         {"capacity_off_by_one", "the last free row is refused"},
         {"capacity_not_checked", "rows past the table are dropped in silence"},
         {"capacity_is_bad_input", "capacity is reported as bad input"},
+        {"capacity_before_lengths", "capacity is reported where accept_len is bad too"},
+        {"entries_before_capacity", "bad entries are reported where there is no room too"},
+        {"capacity_wraps", "prefix and path are added in 32 bits"},
+        {"more_than_nodes_accepted",
+         "accept_len is held against the path's room, not against the nodes"},
+        {"prefix_in_16_bits", "the prefix length passes through a 16-bit field"},
         {"unused_entries_checked", "entries that the step does not use are checked"},
         {"inactive_refused", "an inactive request is bad input"},
+        {"nothing_without_nodes", "nothing is written when there are no nodes"},
     },
     run,
 });

@@ -28,7 +28,10 @@ enum FaultId {
   kLoneSideRecomputed,
   kLoneSideThroughBf16,
   kLoneSideFlushed,
+  kLoneSideCutToBf16,
+  kLoneSideCutToF16,
   kNanLseAccepted,
+  kNegativeNanAccepted,
   kInfLseAccepted,
   kBadEmptyPairAccepted,
   kBadRequestFailsBatch,
@@ -38,7 +41,11 @@ enum FaultId {
   kLightSideDropped,
   kTailColumnsUnmerged,
   kColumnsPast256,
+  kColumnsPast512,
+  kColumnsPast1024,
   kRowsPast256,
+  kRequestsPast64,
+  kRequestsPast256,
 };
 
 struct Row {
@@ -50,8 +57,16 @@ double to_bf16(double x) {
   return static_cast<double>(static_cast<float>(kdtr::bf16(static_cast<float>(x))));
 }
 
+// The first `bits` bits of x.
+double cut(double x, int bits) {
+  int exponent = 0;
+  const double whole = std::trunc(std::ldexp(std::frexp(x, &exponent), bits));
+  return std::ldexp(whole, exponent - bits);
+}
+
 bool refused(double lse, int fault) {
-  if (std::isnan(lse)) return fault != kNanLseAccepted;
+  if (std::isnan(lse))
+    return fault != kNanLseAccepted && !(fault == kNegativeNanAccepted && std::signbit(lse));
   return lse == kInf && fault != kInfLseAccepted;
 }
 
@@ -63,8 +78,11 @@ bool refused(const Row& row, int fault) {
 
 void merge_row(const Row& row, std::int64_t columns, int fault, const DLTensor& o_a,
                const DLTensor& o_b, const DLTensor& o, const DLTensor& lse) {
-  const double a = row.lse_a;
-  const double b = row.lse_b;
+  const auto level_of = [&](double x) {
+    return fault == kNegativeNanAccepted && std::isnan(x) ? -kInf : x;
+  };
+  const double a = level_of(row.lse_a);
+  const double b = level_of(row.lse_b);
   const bool sentinel = fault == kSentinelIsEmpty;
   const bool empty_a = sentinel ? a < -1e29 : a == -kInf;
   const bool empty_b = sentinel ? b < -1e29 : b == -kInf;
@@ -88,6 +106,8 @@ void merge_row(const Row& row, std::int64_t columns, int fault, const DLTensor& 
       double x = empty_a ? get_b(k) : get_a(k);
       if (fault == kLoneSideThroughBf16) x = to_bf16(x);
       if (fault == kLoneSideFlushed && std::fabs(x) < 0x1p-126) x = 0;
+      if (fault == kLoneSideCutToBf16 && kdtr::is<kdtr::bf16>(o.dtype)) x = cut(x, 8);
+      if (fault == kLoneSideCutToF16 && kdtr::is<kdtr::f16>(o.dtype)) x = cut(x, 11);
       put(k, x);
     }
     return;
@@ -122,7 +142,8 @@ void merge_row(const Row& row, std::int64_t columns, int fault, const DLTensor& 
   }
   for (std::int64_t k = 0; k < columns; ++k) {
     const bool past_tile = fault == kTailColumnsUnmerged && k >= columns / 32 * 32;
-    if (past_tile || (fault == kColumnsPast256 && k >= 256)) {
+    if (past_tile || (fault == kColumnsPast256 && k >= 256) ||
+        (fault == kColumnsPast512 && k >= 512) || (fault == kColumnsPast1024 && k >= 1024)) {
       put(k, get_a(k));
     } else if (fault == kBf16Sum) {
       put(k, to_bf16(to_bf16(p_a * to_bf16(get_a(k))) + to_bf16(p_b * to_bf16(get_b(k)))));
@@ -161,10 +182,14 @@ void run(Call& c, int fault) {
   const bool any_bad = std::find(bad.begin(), bad.end(), true) != bad.end();
   if (fault == kBadRequestFailsBatch && any_bad) bad.assign(bad.size(), true);
 
+  std::int64_t written = R;
+  if (fault == kRequestsPast64) written = 64;
+  if (fault == kRequestsPast256) written = 256;
   for (std::int64_t r = 0; r < R; ++r)
-    status[r] = bad[static_cast<std::size_t>(r)] ? kdtr::kBadInput : kdtr::kOk;
+    if (r < written) status[r] = bad[static_cast<std::size_t>(r)] ? kdtr::kBadInput : kdtr::kOk;
   for (const Row& row : rows) {
     const auto r = static_cast<std::size_t>(row.at / (N * H));
+    if (static_cast<std::int64_t>(r) >= written) continue;
     const bool pad = fault == kBadRowsOnly ? refused(row, fault) : bad[r];
     if (pad) {
       kdtr::store(lse, row.at, -kInf);
@@ -193,7 +218,10 @@ KDTR_MUTANTS({"merge_state@1",
                {"lone_side_recomputed", "a lone side's lse goes through exp and log"},
                {"lone_side_through_bf16", "a lone side's o is rounded to bf16"},
                {"lone_side_flushed", "subnormals of a lone side become zero"},
+               {"lone_side_cut_to_bf16", "a lone f32 side is cut to bf16, not rounded"},
+               {"lone_side_cut_to_f16", "a lone f32 side is cut to f16, not rounded"},
                {"nan_lse_accepted", "a NaN lse is not refused"},
+               {"negative_nan_accepted", "a NaN lse whose sign is set is taken for -inf"},
                {"inf_lse_accepted", "a +inf lse is not refused"},
                {"bad_empty_pair_accepted", "a bad lse beside an empty side is not refused"},
                {"bad_request_fails_batch", "one refused request refuses all"},
@@ -203,7 +231,11 @@ KDTR_MUTANTS({"merge_state@1",
                {"light_side_dropped", "a side with a weight below 1e-4 is dropped"},
                {"tail_columns_unmerged", "columns past the last full 32 are copied from side a"},
                {"columns_past_256", "columns from 256 on are copied from side a"},
-               {"rows_past_256", "rows from 256 on are not written"}},
+               {"columns_past_512", "columns from 512 on are copied from side a"},
+               {"columns_past_1024", "columns from 1,024 on are copied from side a"},
+               {"rows_past_256", "rows from 256 on are not written"},
+               {"requests_past_64", "requests from 64 on are not written"},
+               {"requests_past_256", "requests from 256 on are not written"}},
               run});
 
 }  // namespace

@@ -18,6 +18,7 @@ enum FaultId {
   kTiesInScanOrderOfThreads,
   kNegativeZeroBelowZero,
   kSubnormalsFlushed,
+  kSubnormalsOfF16Flushed,
   kCoarseRadixBin,
   kCandidateBuffer4096,
   kOneCandidatePerVector,
@@ -25,17 +26,21 @@ enum FaultId {
   kZeroLanesPastVocab,
   kZeroLanesInLse,
   kIdsCutTo15Bits,
+  kIdsCutTo16Bits,
   kFiniteSentinel,
   kMinusInfIsCandidate,
   kPadsNotWritten,
   kPadLogprobZero,
   kEmptyRowLseZero,
   kNanIgnored,
+  kNegativeNanIgnored,
   kNanFailsItsRowOnly,
   kNanFailsTheBatch,
   kPlusInfAccepted,
   kRequestZeroStatus,
   kRequestStride,
+  kRowsPast256,
+  kRequestsPast64,
   kLseBase2,
   kLseOverTopK,
   kLseWithoutShift,
@@ -69,6 +74,10 @@ bool before(const std::vector<double>& x, std::int64_t a, std::int64_t b, int fa
   if (fault == kSubnormalsFlushed) {
     left = flushed(left) ? 0 : left;
     right = flushed(right) ? 0 : right;
+  }
+  if (fault == kSubnormalsOfF16Flushed) {
+    left = std::fabs(left) < 0x1p-14 ? 0 : left;
+    right = std::fabs(right) < 0x1p-14 ? 0 : right;
   }
   if (fault == kCoarseRadixBin) {
     left = std::floor(left * 64);
@@ -170,7 +179,8 @@ float logprob(double x, double lse, int fault) {
 }
 
 bool bad_value(double x, int fault) {
-  if (std::isnan(x)) return fault != kNanIgnored;
+  if (std::isnan(x))
+    return fault != kNanIgnored && !(fault == kNegativeNanIgnored && std::signbit(x));
   return x == kInf && fault != kPlusInfAccepted;
 }
 
@@ -201,6 +211,7 @@ void run(Call& c, int fault) {
     status[r] = reported && fault != kRequestZeroStatus ? kdtr::kBadInput : kdtr::kOk;
     for (std::int64_t l = 0; l < depths; ++l) {
       const std::int64_t at = r * depths + l;
+      if ((fault == kRowsPast256 && at >= 256) || (fault == kRequestsPast64 && r >= 64)) continue;
       const std::int64_t source = fault == kRequestStride ? l : at;
       bool refuse = reported;
       if (fault == kNanFailsItsRowOnly) refuse = bad_rows[static_cast<std::size_t>(at)];
@@ -220,7 +231,10 @@ void run(Call& c, int fault) {
         const std::int64_t to = at * k + i;
         if (i < static_cast<std::int64_t>(row.order.size())) {
           const std::int64_t id = row.order[static_cast<std::size_t>(i)];
-          ids[to] = static_cast<std::int32_t>(fault == kIdsCutTo15Bits ? id % 32768 : id);
+          std::int64_t kept = id;
+          if (fault == kIdsCutTo15Bits) kept %= 32768;
+          if (fault == kIdsCutTo16Bits) kept %= 65536;
+          ids[to] = static_cast<std::int32_t>(kept);
           logprobs[to] = logprob(seen.x[static_cast<std::size_t>(id)], row.lse, fault);
         } else if (fault != kPadsNotWritten) {
           ids[to] = -1;
@@ -239,6 +253,7 @@ KDTR_MUTANTS({
         {"ties_in_scan_order", "equal values in the order in which 32 threads come upon them"},
         {"negative_zero_below_zero", "-0 is ordered below +0"},
         {"subnormals_flushed", "subnormal values compare as zero"},
+        {"subnormals_of_f16_flushed", "values below the least normal f16 compare as zero"},
         {"coarse_radix_bin", "values in one coarse bin count as equal"},
         {"candidate_buffer_4096", "candidates at or above the threshold beyond 4,096 are lost"},
         {"one_candidate_per_vector", "only the best of each 8 neighbouring ids is considered"},
@@ -246,17 +261,21 @@ KDTR_MUTANTS({
         {"zero_lanes_past_vocab", "zero-filled lanes past the vocabulary are candidates"},
         {"zero_lanes_in_lse", "zero-filled lanes past the vocabulary are summed"},
         {"ids_cut_to_15_bits", "ids pass through a 15-bit field"},
+        {"ids_cut_to_16_bits", "ids pass through a 16-bit field"},
         {"finite_sentinel", "-1e30 stands for minus infinity in the selection"},
         {"minus_inf_is_candidate", "-inf logits are returned with their ids"},
         {"pads_not_written", "missing candidates leave the output as it was"},
         {"pad_logprob_zero", "missing candidates have log-prob 0"},
         {"empty_row_lse_zero", "the lse of a row without finite logits is 0"},
         {"nan_ignored", "NaN logits are skipped and the request is ok"},
+        {"negative_nan_ignored", "a NaN whose sign is set is ordered below every number"},
         {"nan_fails_its_row_only", "only the row that holds the bad value is padded"},
         {"nan_fails_the_batch", "one bad request pads and fails every request"},
         {"plus_inf_accepted", "+inf is a candidate like any other"},
         {"status_never_set", "bad requests are padded and reported ok"},
         {"request_stride", "every request reads the rows of request 0"},
+        {"rows_past_256", "rows from 256 on are not written"},
+        {"requests_past_64", "requests from 64 on are not written"},
         {"lse_base_2", "lse is in base 2"},
         {"lse_over_top_k", "lse is taken over the K candidates only"},
         {"lse_without_shift", "exponentials in f32 without subtracting the maximum"},

@@ -25,7 +25,11 @@ enum FaultId {
   kCandidatesPast512,
   kLastShardDropped,
   kFirst32Shards,
+  kFirst64Shards,
+  kFirst128Shards,
+  kFirst256Shards,
   kPadsAreCandidates,
+  kPadIsMinusOne,
   kPadsNotWritten,
   kPadLogprobZero,
   kFiniteSentinel,
@@ -33,11 +37,16 @@ enum FaultId {
   kEmptyRowLseZero,
   kStatusIgnored,
   kStatusOfShard0,
+  kStatusOfFirst256,
+  kStatusIsOne,
+  kStatusIsPositive,
+  kStatusLowByte,
   kStatusNeverSet,
   kBadRequestFailsBatch,
   kBadRowOnly,
   kNanLseAccepted,
   kInfLseAccepted,
+  kRowsPast64,
   kRequestStride,
   kDepthStride,
   kRequestsBeforeShards,
@@ -81,6 +90,21 @@ bool before(const Candidate& a, const Candidate& b, int fault) {
 bool bad_lse(double lse, int fault) {
   if (std::isnan(lse)) return fault != kNanLseAccepted;
   return lse == kInf && fault != kInfLseAccepted;
+}
+
+bool refuses(std::int32_t status, int fault) {
+  switch (fault) {
+    case kStatusIgnored:
+      return false;
+    case kStatusIsOne:
+      return status == kdtr::kBadInput;
+    case kStatusIsPositive:
+      return status > 0;
+    case kStatusLowByte:
+      return status % 256 != 0;
+    default:
+      return status != kdtr::kOk;
+  }
 }
 
 double log_sum_exp(std::vector<double> parts, int fault) {
@@ -152,8 +176,20 @@ struct Parts {
     return (s * requests + r) * depths + l;
   }
   std::int64_t used(int fault) const {
-    if (fault == kLastShardDropped) return std::max<std::int64_t>(shards - 1, 0);
-    return fault == kFirst32Shards ? std::min<std::int64_t>(shards, 32) : shards;
+    switch (fault) {
+      case kLastShardDropped:
+        return std::max<std::int64_t>(shards - 1, 0);
+      case kFirst32Shards:
+        return std::min<std::int64_t>(shards, 32);
+      case kFirst64Shards:
+        return std::min<std::int64_t>(shards, 64);
+      case kFirst128Shards:
+        return std::min<std::int64_t>(shards, 128);
+      case kFirst256Shards:
+        return std::min<std::int64_t>(shards, 256);
+      default:
+        return shards;
+    }
   }
   bool bad_row(std::int64_t r, std::int64_t l, int fault) const {
     for (std::int64_t s = 0; s < shards; ++s)
@@ -161,8 +197,11 @@ struct Parts {
     return false;
   }
   bool bad(std::int64_t r, int fault) const {
-    for (std::int64_t s = 0; s < (fault == kStatusOfShard0 ? 1 : shards); ++s)
-      if (status[s * requests + r] != kdtr::kOk && fault != kStatusIgnored) return true;
+    std::int64_t asked = shards;
+    if (fault == kStatusOfShard0) asked = 1;
+    if (fault == kStatusOfFirst256) asked = std::min<std::int64_t>(shards, 256);
+    for (std::int64_t s = 0; s < asked; ++s)
+      if (refuses(status[s * requests + r], fault)) return true;
     for (std::int64_t l = 0; l < depths; ++l)
       if (bad_row(r, l, fault)) return true;
     return false;
@@ -178,7 +217,8 @@ std::vector<Candidate> candidates(const Parts& p, std::int64_t r, std::int64_t l
     for (std::int64_t j = 0; j < (fault == kShareOfEachShard ? share : p.k); ++j) {
       const std::int64_t local = p.ids[row * p.k + j];
       const auto stored = static_cast<double>(p.values[row * p.k + j]);
-      if (local < 0 && fault != kPadsAreCandidates) continue;
+      const bool pad = fault == kPadIsMinusOne ? local == -1 : local < 0;
+      if (pad && fault != kPadsAreCandidates) continue;
       const double value = std::isnan(stored) ? kInf : stored;  // as an order by bits has it
       if (fault == kFiniteSentinel && value < -1e29) continue;
       std::int64_t offset = p.first[s];
@@ -236,6 +276,7 @@ void run(Call& c, int fault) {
       const auto found = pad ? std::vector<Candidate>{} : candidates(p, r, l, fault);
       const double level = pad ? -kInf : row_lse(p, found, r, l, fault);
       const std::int64_t row = r * p.depths + l;
+      if (fault == kRowsPast64 && row >= 64) continue;
       kdtr::store(lse, row, level);
       for (std::int64_t i = 0; i < p.k; ++i) {
         if (i < static_cast<std::int64_t>(found.size())) {
@@ -267,7 +308,11 @@ KDTR_MUTANTS({
         {"candidates_past_512", "ranks from 512 on are pads"},
         {"last_shard_dropped", "the last shard is not merged"},
         {"first_32_shards", "shards from 32 on are not merged"},
+        {"first_64_shards", "shards from 64 on are not merged"},
+        {"first_128_shards", "shards from 128 on are not merged"},
+        {"first_256_shards", "shards from 256 on are not merged"},
         {"pads_are_candidates", "a pad's value is compared like any other"},
+        {"pad_is_minus_one", "an id below -1 is no pad"},
         {"pads_not_written", "missing candidates leave the output as it was"},
         {"pad_logprob_zero", "missing candidates have log-prob 0"},
         {"finite_sentinel", "what lies below -1e29 counts as empty"},
@@ -275,11 +320,16 @@ KDTR_MUTANTS({
         {"empty_row_lse_zero", "the lse of a row of empty shards is 0"},
         {"status_ignored", "a refused shard adds nothing, and the request is ok"},
         {"status_of_shard_0", "only shard 0 is asked whether it refused"},
+        {"status_of_first_256", "only the first 256 shards are asked whether they refused"},
+        {"status_is_one", "a shard has refused if its status is 1"},
+        {"status_is_positive", "a shard has refused if its status is above 0"},
+        {"status_low_byte", "only the lowest byte of a status is looked at"},
         {"status_never_set", "bad requests are padded and reported ok"},
         {"bad_request_fails_batch", "one refused request refuses all"},
         {"bad_row_only", "only the row with a bad lse is padded"},
         {"nan_lse_accepted", "a shard whose lse is NaN adds nothing"},
         {"inf_lse_accepted", "a shard whose lse is +inf adds nothing"},
+        {"rows_past_64", "rows from 64 on are not written"},
         {"request_stride", "every request reads the rows of request 0"},
         {"depth_stride", "every depth reads the rows of depth 0"},
         {"requests_before_shards", "parts indexed as [R, S, L]"},

@@ -29,6 +29,8 @@ enum Fault {
   kLongestPath,
   kTargetOfChild,
   kTargetOfRoot,
+  kTokensIn16Bits,
+  kTokensThroughF32,
   kPredictsEverywhere,
   kPredictsWithoutLast,
   kPredictsByStep,
@@ -36,11 +38,13 @@ enum Fault {
   kUnusedUnwritten,
   kNodesIgnored,
   kNodesClamped,
+  kNodesIn16Bits,
   kUnreadLinksChecked,
   kUnreadTargetsChecked,
   kAllLinksMustDescend,
   kOutOfRangeEndsWalk,
   kNegativeEndsWalk,
+  kLinksPast64EndWalk,
   kZeroLinkFollowed,
   kLinkBoundIsSlots,
   kLinkBoundInclusive,
@@ -94,6 +98,7 @@ void run(Call& c, int fault) {
     const auto at = [&](int i) { return static_cast<std::int64_t>(r) * slots + i; };
     const auto want = [&](int i) { return target[fault == kFirstRequestTarget ? i : at(i)]; };
     int nodes = n_nodes[fault == kFirstRequestNodes ? 0 : r];
+    if (fault == kNodesIn16Bits) nodes = static_cast<std::int16_t>(nodes);
     if (fault == kNodesClamped) nodes = std::clamp(nodes, 0, slots);
     if (fault == kNodesIgnored && nodes >= 0 && nodes <= slots) nodes = slots;
 
@@ -148,6 +153,7 @@ void run(Call& c, int fault) {
           while (child != -1) {
             if (fault == kOutOfRangeEndsWalk && (child < 1 || child >= nodes)) break;
             if (fault == kNegativeEndsWalk && child < 0) break;
+            if (fault == kLinksPast64EndWalk && read > 64 && (child < 1 || child >= nodes)) break;
             const int bound = fault == kLinkBoundIsSlots     ? slots
                               : fault == kLinkBoundInclusive ? std::min(nodes + 1, slots)
                                                              : nodes;
@@ -160,7 +166,11 @@ void run(Call& c, int fault) {
             if (read > most) return fault == kCycleIsCapacity ? kdtr::kCapacity : kdtr::kBadLinks;
             int compared = tokens[at(child)];
             if (fault == kTargetOfChild) compared = want(child);
-            if (compared == wanted) matches.push_back(child);
+            bool equal = compared == wanted;
+            if (fault == kTokensIn16Bits) equal = (compared & 0xFFFF) == (wanted & 0xFFFF);
+            if (fault == kTokensThroughF32)
+              equal = static_cast<float>(compared) == static_cast<float>(wanted);
+            if (equal) matches.push_back(child);
             if (!matches.empty() && fault != kLastMatch && fault != kLowestIndexMatch) break;
             if (fault == kFirstChildOnly) break;
             child = next_sibling[at(child)];
@@ -253,6 +263,8 @@ KDTR_MUTANTS({"tree_accept@1",
                {"longest_path", "the walk ends without reading the last node's links"},
                {"target_of_child", "children are matched by their own target"},
                {"target_of_root", "every node is matched against the root's target"},
+               {"tokens_in_16_bits", "tokens are compared in 16 bits"},
+               {"tokens_through_f32", "tokens are compared as f32"},
                {"predicts_everywhere", "predicts is filled off the path"},
                {"predicts_without_last", "predicts misses the bonus"},
                {"predicts_by_step", "predicts is indexed by step, not by node"},
@@ -260,11 +272,13 @@ KDTR_MUTANTS({"tree_accept@1",
                {"unused_unwritten", "unused entries are left as they were"},
                {"nodes_ignored", "slots past n_nodes are part of the tree"},
                {"nodes_clamped", "n_nodes out of range is clamped"},
+               {"nodes_in_16_bits", "n_nodes passes through a 16-bit field"},
                {"unread_links_checked", "links that the walk does not read are checked"},
                {"unread_targets_checked", "targets that the walk does not read are checked"},
                {"all_links_must_descend", "a child must have a greater index than its parent"},
                {"out_of_range_ends_walk", "a link out of range ends the walk as -1 does"},
                {"negative_ends_walk", "any negative link ends the walk"},
+               {"links_past_64_end_walk", "a bad link of a node past 64 ends the walk"},
                {"zero_link_followed", "a link to the root is followed"},
                {"link_bound_is_slots", "links may point past n_nodes"},
                {"link_bound_inclusive", "a link may equal n_nodes"},

@@ -43,10 +43,13 @@ enum Fault {
   kMinusInfRejected,
   kOnlyPoppedValidated,
   kFirstRowValidated,
+  kFirst16RowsValidated,
+  kFirst32RowsValidated,
   kNanAccepted,
   kPositiveAccepted,
   kAscendingAccepted,
   kDuplicatesAccepted,
+  kDuplicatesByLowBits,
   kNegativeIdsAccepted,
   kAbsentIdsValidated,
   kTiedIdsMustAscend,
@@ -59,7 +62,12 @@ enum Fault {
   kNodesIsBudget,
   kSixtyFourNodes,
   kRankLimit31,
+  kRowStride64,
+  kIdsCutTo16Bits,
+  kIdsThroughF32,
   kLastRequestSkipped,
+  kRequestsPast64,
+  kRequestsPast128,
   kFirstRequestRows,
   kValidationSkippedWhenEmpty,
 };
@@ -121,18 +129,23 @@ void run(Call& c, int fault) {
   bool spoilt = false;
   for (int r = 0; r < requests; ++r) {
     if (fault == kLastRequestSkipped && requests > 1 && r == requests - 1) continue;
+    if ((fault == kRequestsPast64 && r >= 64) || (fault == kRequestsPast128 && r >= 128)) continue;
     const int source = fault == kFirstRequestRows ? 0 : r;
+    const int stride = fault == kRowStride64 ? std::min(columns, 64) : columns;
     const auto lp = [&](int d, int k) {
-      return static_cast<double>(logprobs[(source * rows + d) * columns + k]);
+      return static_cast<double>(logprobs[source * rows * columns + d * stride + k]);
     };
-    const auto id = [&](int d, int k) { return ids[(source * rows + d) * columns + k]; };
+    const auto id = [&](int d, int k) { return ids[source * rows * columns + d * stride + k]; };
     const auto at = [&](int i) { return static_cast<std::int64_t>(r) * slots + i; };
 
     bool bad = false;
     if (root_token[r] < 0 && fault != kRootTokenUnchecked) bad = true;
     if (fault != kPrefixUnchecked && (prefix_len[r] < 0 || prefix_len[r] > 0x7FFFFFFF - rows))
       bad = true;
-    const int checked_rows = fault == kFirstRowValidated ? std::min(rows, 1) : rows;
+    int checked_rows = rows;
+    if (fault == kFirstRowValidated) checked_rows = std::min(rows, 1);
+    if (fault == kFirst16RowsValidated) checked_rows = std::min(rows, 16);
+    if (fault == kFirst32RowsValidated) checked_rows = std::min(rows, 32);
     const int checked_columns = fault == kOnlyPoppedValidated ? std::min(columns, budget) : columns;
     if (!(fault == kValidationSkippedWhenEmpty && budget == 0)) {
       for (int d = 0; d < checked_rows; ++d) {
@@ -148,7 +161,8 @@ void run(Call& c, int fault) {
           if (x == minus_inf && fault == kMinusInfRejected) bad = true;
           if (x == minus_inf && fault != kAbsentIdsValidated) continue;
           if (id(d, k) < 0 && fault != kNegativeIdsAccepted) bad = true;
-          if (!seen.insert(id(d, k)).second && fault != kDuplicatesAccepted) bad = true;
+          const int low = fault == kDuplicatesByLowBits ? id(d, k) & 0xFFFF : id(d, k);
+          if (!seen.insert(low).second && fault != kDuplicatesAccepted) bad = true;
         }
       }
     }
@@ -213,6 +227,11 @@ void run(Call& c, int fault) {
         const Candidate& node = popped[static_cast<std::size_t>(i)];
         const auto depth = static_cast<int>(node.ranks.size());
         tokens[at(i)] = node.token;
+        if (fault == kIdsCutTo16Bits) tokens[at(i)] &= 0xFFFF;
+        if (fault == kIdsThroughF32) {
+          const auto rounded = static_cast<double>(static_cast<float>(node.token));
+          tokens[at(i)] = static_cast<std::int32_t>(std::min(rounded, 2147483647.0));
+        }
         depths[at(i)] = depth;
         parents[at(i)] = node.parent;
         const int prefix = prefix_len[fault == kPositionsFromFirstRequest ? 0 : r];
@@ -306,10 +325,13 @@ KDTR_MUTANTS({"tree_build@1",
                {"minus_inf_rejected", "an absent candidate is bad input"},
                {"only_popped_validated", "entries past the budget are not validated"},
                {"first_row_validated", "only the first depth is validated"},
+               {"first_16_rows_validated", "rows of depths past 16 are not checked"},
+               {"first_32_rows_validated", "rows of depths past 32 are not checked"},
                {"nan_accepted", "NaN passes validation"},
                {"positive_accepted", "a log-prob above 0 passes validation"},
                {"ascending_accepted", "an ascending row passes validation"},
                {"duplicates_accepted", "a repeated id passes validation"},
+               {"duplicates_by_low_bits", "ids count as repeated when their low 16 bits are"},
                {"negative_ids_accepted", "a negative id passes validation"},
                {"absent_ids_validated", "ids of absent candidates are validated"},
                {"tied_ids_must_ascend", "tied entries in descending id order are bad input"},
@@ -322,7 +344,12 @@ KDTR_MUTANTS({"tree_build@1",
                {"nodes_is_budget", "n_nodes is B + 1 when candidates run out"},
                {"sixty_four_nodes", "at most 64 nodes besides the root"},
                {"rank_limit_31", "ranks stop at 30"},
+               {"row_stride_64", "rows wider than 64 are read as if 64 apart"},
+               {"ids_cut_to_16_bits", "ids pass through a 16-bit field"},
+               {"ids_through_f32", "ids pass through f32"},
                {"last_request_skipped", "the last request of a batch is not built"},
+               {"requests_past_64", "requests from 64 on are not written"},
+               {"requests_past_128", "requests from 128 on are not written"},
                {"first_request_rows", "every request reads the rows of the first"},
                {"validation_skipped_when_empty", "budget 0 skips validation"}},
               run});

@@ -21,6 +21,7 @@ enum Fault {
   kQlenTransposed,
   kFullPaddedToMax,
   kPrefixFromFirst,
+  kPrefixIn16Bits,
   kPrefixMissing,
   kPrefixAfterTree,
   kPaddedRowsBlind,
@@ -42,15 +43,21 @@ enum Fault {
   kParentsUnchecked,
   kDepthsUnchecked,
   kRootUnchecked,
+  kLinksPast64Unchecked,
   kParentMayBeSelf,
   kNodesClamped,
   kNegativePrefixPasses,
+  kInactivePrefixUnchecked,
   kFailedWidthZero,
   kFailedMasksKept,
   kCapacityUnchecked,
   kCapacityOfFullOnly,
+  kCapacityBeforeLinks,
+  kLinksBeforeInput,
   kTailUnwritten,
   kLastRequestSkipped,
+  kRequestsPast64,
+  kRequestsPast128,
   kFirstRequestVisible,
   kBadSpoilsRest,
 };
@@ -89,35 +96,48 @@ void run(Call& c, int fault) {
     if (fault == kNodesClamped) nodes = std::clamp<std::int64_t>(nodes, 0, slots);
     std::int64_t prefix = std::max(prefix_len[fault == kPrefixFromFirst ? 0 : r], 0);
     if (fault == kFullPaddedToMax) prefix = widest;
+    if (fault == kPrefixIn16Bits) prefix %= 65536;
     const auto parent = [&](std::int64_t i) { return parents[r * slots + i]; };
     const auto depth = [&](std::int64_t i) { return depths[r * slots + i]; };
 
     std::int32_t state = kdtr::kOk;
     if (nodes < 0 || nodes > slots) state = kdtr::kBadInput;
-    if (prefix_len[r] < 0 && fault != kNegativePrefixPasses) state = kdtr::kBadInput;
+    const bool inactive = fault == kInactivePrefixUnchecked && nodes == 0;
+    if (prefix_len[r] < 0 && fault != kNegativePrefixPasses && !inactive) state = kdtr::kBadInput;
+    const bool refused = state != kdtr::kOk;
+    if (fault == kLinksBeforeInput) {
+      nodes = std::clamp<std::int64_t>(nodes, 0, slots);
+      state = kdtr::kOk;
+    }
     if (state == kdtr::kOk && nodes > 0 && fault != kRootUnchecked &&
         (parent(0) != -1 || depth(0) != 0))
       state = kdtr::kBadLinks;
-    for (std::int64_t i = 1; state == kdtr::kOk && i < nodes; ++i) {
+    const std::int64_t checked =
+        fault == kLinksPast64Unchecked ? std::min<std::int64_t>(nodes, 64) : nodes;
+    for (std::int64_t i = 1; state == kdtr::kOk && i < checked; ++i) {
       const std::int64_t below = fault == kParentMayBeSelf ? i + 1 : i;
       const bool inside = parent(i) >= 0 && parent(i) < below;
       if (!inside && fault != kParentsUnchecked) state = kdtr::kBadLinks;
       if (inside && fault != kDepthsUnchecked && parent(i) != i && depth(i) != depth(parent(i)) + 1)
         state = kdtr::kBadLinks;
     }
+    if (fault == kLinksBeforeInput && refused && state == kdtr::kOk) state = kdtr::kBadInput;
     std::int64_t count = slots * (prefix + slots);
     if (fault == kOnlyLiveRows && state == kdtr::kOk) count = nodes * (prefix + slots);
     if (fault == kFailedWidthZero && state != kdtr::kOk) count = 0;
     std::int64_t octets = (count + 7) / 8;
     if (fault == kRowsByteAligned) octets = slots * ((prefix + slots + 7) / 8);
-    if (state == kdtr::kOk && fault != kCapacityUnchecked &&
+    const bool told = state == kdtr::kBadLinks && fault == kCapacityBeforeLinks;
+    if ((state == kdtr::kOk || told) && fault != kCapacityUnchecked &&
         (begin + count > total || (fault != kCapacityOfFullOnly && begin8 + octets > total8)))
       state = kdtr::kCapacity;
     if (spoilt && fault == kBadSpoilsRest) state = kdtr::kBadInput;
     spoilt = spoilt || state != kdtr::kOk;
     const bool ok = state == kdtr::kOk;
     const bool shown = ok || (fault == kFailedMasksKept && nodes >= 0 && nodes <= slots);
-    const bool skipped = fault == kLastRequestSkipped && requests > 1 && r == requests - 1;
+    const bool skipped = (fault == kLastRequestSkipped && requests > 1 && r == requests - 1) ||
+                         (fault == kRequestsPast64 && r >= 64) ||
+                         (fault == kRequestsPast128 && r >= 128);
 
     const auto see = [&](std::int64_t i, std::int64_t j) -> std::uint8_t {
       if (!shown) return 0;
@@ -235,6 +255,7 @@ KDTR_MUTANTS({"tree_masks@1",
                {"qlen_transposed", "qlen has query and key exchanged"},
                {"full_padded_to_max", "full gives every request the longest prefix"},
                {"prefix_from_first", "every request has the first one's prefix length"},
+               {"prefix_in_16_bits", "a prefix length passes through a 16-bit field"},
                {"prefix_missing", "the prefix columns are 0"},
                {"prefix_after_tree", "the tree columns come before the prefix"},
                {"padded_rows_blind", "padded rows of full are 0"},
@@ -256,15 +277,22 @@ KDTR_MUTANTS({"tree_masks@1",
                {"parents_unchecked", "parents out of range pass"},
                {"depths_unchecked", "depths that do not follow the parents pass"},
                {"root_unchecked", "a root with a parent passes"},
+               {"links_past_64_unchecked", "links of nodes from 64 on are not checked"},
                {"parent_may_be_self", "a node may be its own parent"},
                {"nodes_clamped", "n_nodes out of range is clamped"},
                {"negative_prefix_passes", "a negative prefix_len is taken for 0"},
+               {"inactive_prefix_unchecked",
+                "the prefix length of an inactive request is not checked"},
                {"failed_width_zero", "a failing request has no place in full"},
                {"failed_masks_kept", "a failing request keeps its masks"},
                {"capacity_unchecked", "a request that does not fit is cut and ok"},
                {"capacity_of_full_only", "packed8's size is not checked"},
+               {"capacity_before_links", "what does not fit is capacity though its links are bad"},
+               {"links_before_input", "bad links are reported where a length is bad too"},
                {"tail_unwritten", "elements after the last request are left as they were"},
                {"last_request_skipped", "the last request of a batch is left out"},
+               {"requests_past_64", "requests from 64 on are not written"},
+               {"requests_past_128", "requests from 128 on are not written"},
                {"first_request_visible", "every request has the first one's mask"},
                {"bad_spoils_rest", "every request after a failing one fails"}},
               run});

@@ -36,6 +36,11 @@ enum Fault {
   kDrawFromParent,
   kDrawFromRoot,
   kTileOfVocab,
+  kIdsCutTo15Bits,
+  kSiblingsPast32,
+  kNodesPast64,
+  kCoinsPast32,
+  kThresholdsInF32,
   kSiblingOrderByIndex,
   kGreedyChild,
   kDrawNotPredicted,
@@ -53,6 +58,8 @@ enum Fault {
   kCountUnbounded,
   kDepthClipped,
   kInactiveDraws,
+  kNegativeIsInactive,
+  kNodesIn16Bits,
   kFailedPathKept,
   kFirstRequestProbs,
   kFirstRequestCoins,
@@ -80,6 +87,8 @@ void run(Call& c, int fault) {
   if (fault == kThresholdAccIgnored) threshold_acc = 1;
   if (fault == kThresholdAccMultiplied) threshold_acc = 1 / threshold_acc;
   if (fault == kThresholdSingleIgnored) threshold_single = 2;
+  if (fault == kThresholdsInF32)
+    threshold_single = static_cast<double>(static_cast<float>(threshold_single));
 
   for (int r = 0; r < requests; ++r) {
     if (fault == kLastRequestSkipped && requests > 1 && r == requests - 1) continue;
@@ -101,7 +110,9 @@ void run(Call& c, int fault) {
     };
     const auto unit = [](double x) { return x >= 0 && x < 1; };
 
-    const int nodes = n_nodes[r];
+    int nodes = n_nodes[r];
+    if (fault == kNegativeIsInactive) nodes = std::max(nodes, 0);
+    if (fault == kNodesIn16Bits) nodes = static_cast<std::int16_t>(nodes);
     std::vector<int> path, emitted;
     const auto solve = [&]() -> std::int32_t {
       if (nodes < 0 || nodes > slots) return kdtr::kBadInput;
@@ -130,6 +141,8 @@ void run(Call& c, int fault) {
             if (fault == kOutOfRangeEndsWalk) break;
             return kdtr::kBadLinks;
           }
+          if (fault == kSiblingsPast32 && tried.size() >= 32) break;
+          if (fault == kNodesPast64 && child >= 64) break;
           ++read;
           if (read > nodes - 1 && !(fault == kCountUnbounded && read < 4 * nodes))
             return kdtr::kBadLinks;
@@ -154,7 +167,10 @@ void run(Call& c, int fault) {
           const double p = p_of(cur, token);
           if (!good(p) || (!unit(coin) && fault != kCoinUnchecked)) return kdtr::kBadInput;
           acc = fault == kAccNotSummed ? p : acc + p;
-          const double edge = acc / threshold_acc;
+          double edge = acc / threshold_acc;
+          if (fault == kThresholdsInF32)
+            edge = static_cast<double>(static_cast<float>(acc) / static_cast<float>(threshold_acc));
+          if (fault == kCoinsPast32) coin = coin_of(std::min(depth, 32));
           bool yes = fault == kInclusiveCoin ? coin <= edge : coin < edge && p > 0;
           yes = yes || (fault == kThresholdSingleStrict
                             ? p > threshold_single
@@ -239,6 +255,7 @@ void run(Call& c, int fault) {
           }
         }
         if (drawn < 0) drawn = last;
+        if (fault == kIdsCutTo15Bits) drawn %= 32768;
         if (fault == kDrawIsArgmax)
           drawn = static_cast<int>(std::max_element(residual.begin(), residual.end()) -
                                    residual.begin());
@@ -298,6 +315,11 @@ KDTR_MUTANTS({"tree_sample@1",
                {"draw_from_parent", "the draw reads the row of the last node's parent"},
                {"draw_from_root", "the draw reads the root's row"},
                {"tile_of_vocab", "the draw sees the first 1024 ids"},
+               {"ids_cut_to_15_bits", "ids drawn pass through a 15-bit field"},
+               {"siblings_past_32", "children past the 32nd are not tried"},
+               {"nodes_past_64", "nodes from 64 on are not found"},
+               {"coins_past_32", "coins of depths past 32 are those of depth 32"},
+               {"thresholds_in_f32", "thresholds and the quotient by them are f32"},
                {"sibling_order_by_index", "siblings are tried by index"},
                {"greedy_child", "siblings are tried by probability"},
                {"draw_not_predicted", "predicts misses the draw"},
@@ -315,6 +337,8 @@ KDTR_MUTANTS({"tree_sample@1",
                {"count_unbounded", "more links than a tree has may be read"},
                {"depth_clipped", "a path longer than L draws instead"},
                {"inactive_draws", "n_nodes 0 draws from the root's row"},
+               {"negative_is_inactive", "a negative n_nodes is an inactive request"},
+               {"nodes_in_16_bits", "n_nodes passes through a 16-bit field"},
                {"failed_path_kept", "a failing request keeps the path walked so far"},
                {"first_request_probs", "every request reads the first one's probabilities"},
                {"first_request_coins", "every request uses the first one's coins"},

@@ -27,10 +27,17 @@ enum FaultId {
   kVisibleIsBit0,
   kColumnsPast32Hidden,
   kColumnsPast64Hidden,
+  kColumnsPast128Hidden,
+  kColumnsPast256Hidden,
   kMaskWordWraps,
+  kTilesAboveDiagonalSkipped,
   kPadNodesSeen,
   kPadRowsComputed,
   kPadRowsNotWritten,
+  kNodesPast65,
+  kNodesPast256,
+  kRequestsPast64,
+  kRequestsPast256,
   kUnseenRowTimesZero,
   // What it sees of the prefix, and where that lies.
   kFirstPrefixKeyDropped,
@@ -49,6 +56,11 @@ enum FaultId {
   kShortPrefixDropped,
   kPrefixIsCausal,
   kPrefixWindow256,
+  kPrefixPast4096,
+  kTablePast64,
+  kTablePast256,
+  kSharedPageDropped,
+  kRepeatedSlotDropped,
   kTailTileDropped,
   kTailTileWeighsOne,
   kOffsetIn16Bits,
@@ -60,10 +72,13 @@ enum FaultId {
   kHead0Query,
   kHeadsPast16,
   kHeadsPast32,
+  kHeadsPast64,
+  kHeadsPast128,
   kOutHeadsFirst,
   kLseHeadsFirst,
   kRopeFirst,
   kRopeDropped,
+  kRowsThroughF16,
   kWidthTailDropped,
   kValueTailNotWritten,
   // Softmax.
@@ -71,6 +86,8 @@ enum FaultId {
   kScaleFromWidth,
   kScaleBuiltIn,
   kScaleWithoutMscale,
+  kScaleZeroIsDefault,
+  kScaleWithoutSign,
   kLseBase2,
   kLseIsMax,
   kLseWithoutMax,
@@ -83,6 +100,7 @@ enum FaultId {
   kTiesWinOnce,
   kPRoundedToBf16,
   kOInBf16,
+  kF32OutThroughBf16,
   kOutputNotRescaled,
   kSumNotRescaled,
   kTileMaxReplacesMax,
@@ -96,11 +114,18 @@ enum FaultId {
   kLongPrefixAccepted,
   kManyNodesAccepted,
   kNegativeLengthsAccepted,
+  kLengthWraps,
   kBadRequestFailsBatch,
   kRefusedRowsNotWritten,
   kStatusAlwaysOk,
+  kPrefixPartUnchecked,
+  kTailPartUnchecked,
   kUnusedPageRefused,
   kInactiveRequestChecked,
+  kFullTableRefused,
+  kEmptyTableRefused,
+  kEmptyPoolRefused,
+  kNothingWithoutElements,
   kWholePageChecked,
   kPageStartChecked,
 };
@@ -142,6 +167,7 @@ struct Op {
     if (prefix_len == nullptr) return 0;
     const int64_t p = prefix_len[is(kPrefixLenOfRequest0) ? 0 : r];
     if (is(kLongPrefixAccepted)) return std::min(p, max_pages * page_size);
+    if (is(kLengthWraps) && p > 0x7FFFFFFF - page_size) return 0;
     return is(kNegativeLengthsAccepted) ? std::max<int64_t>(p, 0) : p;
   }
   int64_t nodes(int64_t r) const {
@@ -165,11 +191,14 @@ struct Op {
   }
   bool refused(int64_t r) const {
     const int64_t n = nodes(r);
+    if (is(kEmptyPoolRefused) && slots == 0) return true;
     if (n < 0 || n > N) return true;
     if (n == 0 && !is(kInactiveRequestChecked)) return false;
     if (prefix_len != nullptr) {
       const int64_t p = prefix(r);
       if (p < 0 || p > max_pages * page_size) return true;
+      if (is(kFullTableRefused) && p > 0 && p == max_pages * page_size) return true;
+      if (is(kEmptyTableRefused) && max_pages == 0) return true;
       for (int64_t first = 0; first < p; first += page_size)
         if (!page_ok(page_table[r * max_pages + first / page_size], std::min(page_size, p - first)))
           return true;
@@ -236,12 +265,29 @@ struct Op {
       case kColumnsPast64Hidden:
         if (j >= 64) return false;
         break;
+      case kColumnsPast128Hidden:
+        if (j >= 128) return false;
+        break;
+      case kColumnsPast256Hidden:
+        if (j >= 256) return false;
+        break;
+      case kTilesAboveDiagonalSkipped:
+        if (j / 16 > i / 16) return false;
+        break;
       case kMaskWordWraps:
         return mark(r, i, j % 32) != 0;
       default:
         break;
     }
     return mark(r, i, j) != 0;
+  }
+
+  // Whether a request before r has rows of its prefix in this page.
+  bool owned_before(int64_t r, std::int32_t page) const {
+    for (int64_t before = 0; before < r; ++before)
+      for (int64_t t = 0; t < prefix(before); t += page_size)
+        if (page_table[before * max_pages + t / page_size] == page) return true;
+    return false;
   }
 
   struct Keys {
@@ -267,7 +313,12 @@ struct Op {
     if (is(kShortPrefixDropped) && p < n) p = 0;
     if (is(kPrefixIsCausal)) p = std::max<int64_t>(0, p - (n - 1 - i));
     if (is(kPrefixWindow256)) first = std::max<int64_t>(0, p - 256);
-    for (int64_t t = first; t < p; ++t) found.seen.push_back(offset(prefix_slot(r, t)));
+    if (is(kPrefixPast4096)) p = std::min<int64_t>(p, 4096);
+    if (is(kTablePast64)) p = std::min<int64_t>(p, 64 * page_size);
+    if (is(kTablePast256)) p = std::min<int64_t>(p, 256 * page_size);
+    for (int64_t t = first; t < p; ++t)
+      if (!is(kSharedPageDropped) || !owned_before(r, page_table[r * max_pages + t / page_size]))
+        found.seen.push_back(offset(prefix_slot(r, t)));
     const bool skip = is(kTreeSkippedWithoutPrefix) && page_table != nullptr && prefix(r) == 0;
     if (tree_slots != nullptr && !skip) {
       for (int64_t j = 0; j < (is(kPadNodesSeen) ? N : n); ++j) {
@@ -277,6 +328,10 @@ struct Op {
         (sees(r, i, j) ? found.seen : found.masked).push_back(offset(at));
       }
       if (is(kUnseenRowTimesZero)) found.multiplied_by_zero = found.masked;
+    }
+    if (is(kRepeatedSlotDropped)) {
+      std::sort(found.seen.begin(), found.seen.end());
+      found.seen.erase(std::unique(found.seen.begin(), found.seen.end()), found.seen.end());
     }
     const auto count = static_cast<int64_t>(found.seen.size());
     if (is(kTailTileDropped) && count > 64)
@@ -289,7 +344,9 @@ struct Op {
   // --- one row ----------------------------------------------------------------------------------
 
   double row(int64_t key, int64_t d) const {
-    return key == kZeroRow ? 0.0 : kdtr::load(*pool, key + d);
+    const double value = key == kZeroRow ? 0.0 : kdtr::load(*pool, key + d);
+    if (!is(kRowsThroughF16) || !kdtr::is<kdtr::bf16>(pool->dtype)) return value;
+    return static_cast<double>(static_cast<float>(kdtr::f16(static_cast<float>(value))));
   }
   double score(int64_t query, int64_t key) const {
     int64_t width = D;
@@ -302,6 +359,8 @@ struct Op {
     if (is(kScaleFromWidth)) return dot / std::sqrt(static_cast<double>(D));
     if (is(kScaleBuiltIn)) return dot * 0.14467963576316833;
     if (is(kScaleWithoutMscale)) return dot / std::sqrt(192.0);
+    if (is(kScaleZeroIsDefault) && scale == 0) return dot / std::sqrt(static_cast<double>(D));
+    if (is(kScaleWithoutSign)) return dot * std::fabs(scale);
     return dot * scale;
   }
 
@@ -421,6 +480,8 @@ struct Op {
     if (is(kHead0Query)) head = 0;
     if (is(kHeadsPast16)) head = h % 16;
     if (is(kHeadsPast32)) head = h % 32;
+    if (is(kHeadsPast64)) head = h % 64;
+    if (is(kHeadsPast128)) head = h % 128;
     const int64_t request = is(kQueryOfRequest0) ? 0 : r;
     const int64_t node = is(kQueryRowsPacked) ? packed(r) + i : request * N + i;
     const int64_t query = (node * H + head) * D;
@@ -457,9 +518,12 @@ struct Op {
     const int64_t turned = (r * H + h) * N + i;
     kdtr::store(*lse, is(kLseHeadsFirst) ? turned : usual, state.lse);
     const int64_t columns = is(kValueTailNotWritten) && Dv > 16 ? Dv / 16 * 16 : Dv;
-    for (int64_t c = 0; c < columns; ++c)
-      kdtr::store(*out, (is(kOutHeadsFirst) ? turned : usual) * Dv + c,
-                  state.o[static_cast<std::size_t>(c)]);
+    const bool narrow =
+        is(kF32OutThroughBf16) && kdtr::is<float>(out->dtype) && kdtr::is<kdtr::bf16>(q->dtype);
+    for (int64_t c = 0; c < columns; ++c) {
+      const double o = state.o[static_cast<std::size_t>(c)];
+      kdtr::store(*out, (is(kOutHeadsFirst) ? turned : usual) * Dv + c, narrow ? to_bf16(o) : o);
+    }
   }
 
   void request(int64_t r, bool bad) const {
@@ -469,7 +533,11 @@ struct Op {
     pad.o.assign(static_cast<std::size_t>(Dv), 0.0);
     for (int64_t i = 0; i < N; ++i)
       for (int64_t h = 0; h < H; ++h) {
-        if (i < n || (n > 0 && is(kPadRowsComputed))) {
+        const bool past = (is(kNodesPast65) && i > 65) || (is(kNodesPast256) && i >= 256) ||
+                          (is(kRequestsPast64) && r >= 64) || (is(kRequestsPast256) && r >= 256);
+        if (past) {
+          write(r, i, h, pad);
+        } else if (i < n || (n > 0 && is(kPadRowsComputed))) {
           write(r, i, h, attend(r, i, h));
         } else if (bad || !is(kPadRowsNotWritten)) {
           write(r, i, h, pad);
@@ -507,13 +575,17 @@ void run(Call& c, int fault) {
   }
   const auto status = c.out<std::int32_t>("status", "R");
 
+  if (fault == kNothingWithoutElements && op.R * op.N * op.H * op.Dv == 0) return;
+  const bool silent = fault == kStatusAlwaysOk ||
+                      (fault == kPrefixPartUnchecked && part == "prefix") ||
+                      (fault == kTailPartUnchecked && part == "tail");
   std::vector<bool> bad(static_cast<std::size_t>(op.R));
   for (int64_t r = 0; r < op.R; ++r) bad[static_cast<std::size_t>(r)] = op.refused(r);
   if (fault == kBadRequestFailsBatch && std::find(bad.begin(), bad.end(), true) != bad.end())
     bad.assign(bad.size(), true);
   for (int64_t r = 0; r < op.R; ++r) {
     const bool refused = bad[static_cast<std::size_t>(r)];
-    status[r] = refused && fault != kStatusAlwaysOk ? kdtr::kBadInput : kdtr::kOk;
+    status[r] = refused && !silent ? kdtr::kBadInput : kdtr::kOk;
     op.request(r, refused);
   }
 }
@@ -533,10 +605,17 @@ KDTR_MUTANTS(
       {"visible_is_bit_0", "only bit 0 of a mask byte is looked at"},
       {"columns_past_32_hidden", "one 32-bit mask word a row: columns from 32 on are hidden"},
       {"columns_past_64_hidden", "one 64-bit mask word a row: columns from 64 on are hidden"},
+      {"columns_past_128_hidden", "two 64-bit mask words a row: columns from 128 on are hidden"},
+      {"columns_past_256_hidden", "mask columns from 256 on are hidden"},
       {"mask_word_wraps", "mask column taken modulo 32"},
+      {"tiles_above_diagonal_skipped", "tree rows in tiles of 16 behind a node's own are skipped"},
       {"pad_nodes_seen", "columns past n_nodes are believed"},
       {"pad_rows_computed", "rows past n_nodes are computed from whatever their queries hold"},
       {"pad_rows_not_written", "rows past n_nodes are left as they were"},
+      {"nodes_past_65", "rows of nodes from 66 on are empty"},
+      {"nodes_past_256", "rows of nodes from 256 on are empty"},
+      {"requests_past_64", "rows of requests from 64 on are empty"},
+      {"requests_past_256", "rows of requests from 256 on are empty"},
       {"unseen_row_times_zero", "a masked row is multiplied by a weight of zero"},
       {"first_prefix_key_dropped", "the first prefix row is skipped"},
       {"last_prefix_key_dropped", "the last prefix row is skipped"},
@@ -554,6 +633,11 @@ KDTR_MUTANTS(
       {"short_prefix_dropped", "a prefix with fewer rows than the tree has nodes is skipped"},
       {"prefix_is_causal", "node i of n misses the last n-1-i prefix rows"},
       {"prefix_window_256", "only the last 256 prefix rows are seen"},
+      {"prefix_past_4096", "prefix rows from 4,096 on are not seen"},
+      {"table_past_64", "table entries from 64 on are not read"},
+      {"table_past_256", "table entries from 256 on are not read"},
+      {"shared_page_dropped", "prefix rows in a page of an earlier request are skipped"},
+      {"repeated_slot_dropped", "of keys on one slot only the first counts"},
       {"tail_tile_dropped", "keys past the last full tile of 64 are dropped"},
       {"tail_tile_weighs_one", "padding of the last tile counts as keys of score 0"},
       {"offset_in_16_bits", "a row's element offset wraps at 2^16"},
@@ -564,16 +648,21 @@ KDTR_MUTANTS(
       {"head_0_query", "every head uses the query of head 0"},
       {"heads_past_16", "heads from 16 on use the queries of the first 16"},
       {"heads_past_32", "heads from 32 on use the queries of the first 32"},
+      {"heads_past_64", "heads from 64 on use the queries of the first 64"},
+      {"heads_past_128", "heads from 128 on use the queries of the first 128"},
       {"out_heads_first", "out is written as [R, H, N, Dv]"},
       {"lse_heads_first", "lse is written as [R, H, N]"},
       {"rope_first", "rows are taken for rope then latent: V is the last Dv columns"},
       {"rope_dropped", "scores leave the rope columns out"},
+      {"rows_through_f16", "bf16 rows pass through f16"},
       {"width_tail_dropped", "columns past the last full 16 are left out of scores"},
       {"value_tail_not_written", "value columns past the last full 16 are not written"},
       {"scale_missing", "scores are not scaled"},
       {"scale_from_width", "the scale is D^-1/2, not the attribute"},
       {"scale_built_in", "the scale of one model is built in, the attribute is not used"},
       {"scale_without_mscale", "the scale is 192^-1/2, without mscale squared"},
+      {"scale_zero_is_default", "a scale of 0 means D^-1/2"},
+      {"scale_without_sign", "the scale's magnitude is used"},
       {"lse_base_2", "lse is a base-2 logarithm"},
       {"lse_is_max", "lse is the largest score"},
       {"lse_without_max", "lse lacks the maximum that was subtracted"},
@@ -586,6 +675,7 @@ KDTR_MUTANTS(
       {"ties_win_once", "of keys with equal scores only the first counts"},
       {"p_rounded_to_bf16", "weights are rounded to bf16 before P V"},
       {"o_in_bf16", "the output is accumulated in bf16"},
+      {"f32_out_through_bf16", "f32 out of bf16 rows is rounded to bf16 before it is written"},
       {"output_not_rescaled", "a new maximum rescales the sum but not the output"},
       {"sum_not_rescaled", "a new maximum rescales the output but not the sum"},
       {"tile_max_replaces_max", "a tile with a lower maximum lowers the running one"},
@@ -598,11 +688,18 @@ KDTR_MUTANTS(
       {"long_prefix_accepted", "a prefix longer than its page table is cut, not refused"},
       {"many_nodes_accepted", "n_nodes above N is cut, not refused"},
       {"negative_lengths_accepted", "a negative prefix_len or n_nodes counts as 0"},
+      {"length_wraps", "a prefix_len to which a page cannot be added in 32 bits counts as 0"},
       {"bad_request_fails_batch", "one refused request refuses all"},
       {"refused_rows_not_written", "outputs of a refused request are left as they were"},
       {"status_always_ok", "status is 0 even for a refused request"},
+      {"prefix_part_unchecked", "a refused request of the prefix part is reported ok"},
+      {"tail_part_unchecked", "a refused request of the tail part is reported ok"},
       {"unused_page_refused", "table entries behind the prefix are checked"},
       {"inactive_request_checked", "a request without nodes is checked"},
+      {"full_table_refused", "a prefix that fills its table is refused"},
+      {"empty_table_refused", "a table without pages refuses its requests"},
+      {"empty_pool_refused", "a pool without slots refuses every request"},
+      {"nothing_without_elements", "nothing is written when out has no elements"},
       {"whole_page_checked", "a page that ends past the pool is refused though its rows are there"},
       {"page_start_checked", "only a page's first row is checked against the pool"}},
      run});

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kdtr import dtypes
 from kdtr import numerics as nx
 from kdtr.case import Arrays, Attrs, Case, Reference
 from kdtr.reference.argmax import reference
@@ -18,12 +20,20 @@ Array = NDArray[Any]
 INF, NAN = np.inf, np.nan
 
 
-def _random(seed: int, dtype: str) -> Array:
-    x = nx.normal(seed, (4, 5, 700), 18, 2.0)
-    return {"f32": nx.round_f32, "bf16": nx.round_bf16, "f16": nx.round_f16}[dtype](x)
+_ROUND: Mapping[str, Callable[[Array], Array]] = {
+    "f32": nx.round_f32,
+    "bf16": nx.round_bf16,
+    "f16": nx.round_f16,
+}
+_LEAST = {"f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24}
+_MOST = {"f32": float(np.finfo(np.float32).max), "bf16": 255.0 * 2.0**120, "f16": 65504.0}
 
 
-def _ties() -> Array:
+def _normal(seed: int, shape: tuple[int, int, int], dtype: str, scale: float = 1.0) -> Array:
+    return _ROUND[dtype](nx.normal(seed, shape, 18, scale))
+
+
+def _ties(dtype: str) -> Array:
     """Equal maxima inside one vector, across lanes, warps and tiles, and over the whole row."""
     x = np.full((2, 4, 2100), -1.5)
     for row, ids in enumerate(([1, 2], [31, 32], [255, 1024, 2099], [8, 2048])):
@@ -33,7 +43,7 @@ def _ties() -> Array:
     return x
 
 
-def _signed_zeros() -> Array:
+def _signed_zeros(dtype: str) -> Array:
     x = np.full((1, 4, 40), -2.0)
     x[0, 0, [3, 9]] = -0.0, 0.0
     x[0, 1, [3, 9]] = 0.0, -0.0
@@ -43,8 +53,8 @@ def _signed_zeros() -> Array:
     return x
 
 
-def _subnormals() -> Array:
-    tiny = 2.0**-149
+def _subnormals(dtype: str) -> Array:
+    tiny = _LEAST[dtype]
     x = np.zeros((1, 3, 33))
     x[0, 0, 20] = tiny
     x[0, 1, :] = -3 * tiny
@@ -54,44 +64,64 @@ def _subnormals() -> Array:
     return x
 
 
-def _refused() -> Array:
-    x = nx.normal(20, (5, 3, 67), 18)
+def _refused(dtype: str) -> Array:
+    """A NaN in the middle, as the last element, everywhere, and one with its sign set, as bits."""
+    x = _normal(20, (6, 3, 67), dtype)
     x[1, 1, 30] = NAN
     x[2, 2, 66] = NAN
     x[3, 0, :] = NAN
-    return x
+    x[5, 1, 5] = NAN
+    stored = dtypes.encode(x, dtype)
+    bits = stored.view(np.uint32 if dtype == "f32" else np.uint16)
+    bits[5, 1, 5] |= 1 << (bits.itemsize * 8 - 1)
+    return stored
 
 
-def _infinite() -> Array:
-    x = nx.normal(30, (2, 3, 50), 18)
+def _infinite(dtype: str) -> Array:
+    x = _normal(30, (2, 3, 50), dtype)
     x[0, 0, 11] = INF
     x[0, 1, [12, 40]] = INF
     x[0, 2, :] = -INF
     x[1, 0, :] = -INF
-    x[1, 0, 49] = -3e38
-    x[1, 1] = nx.round_f32(x[1, 1] - 6e4)
-    x[1, 2] = -float(np.finfo(np.float32).max)
+    x[1, 0, 49] = -_MOST[dtype]
+    x[1, 1] = _ROUND[dtype](x[1, 1] - 6e4)
+    x[1, 2] = -_MOST[dtype]
     x[1, 2, :7] = -INF
-    return nx.round_f32(x)
-
-
-def _tail() -> Array:
-    x = nx.round_bf16(nx.normal(40, (2, 3, 8193), 12, 1.0))
-    x[0, 0, 8192] = x[1, 2, 8192] = 9.0
-    x[0, 1, [8191, 8192]] = 9.0
-    x[1, 0, [0, 8192]] = 9.0
     return x
 
 
-def _long() -> Array:
-    x = nx.round_bf16(nx.normal(50, (1, 2, 50001), 12, 1.0))
+def _tail(dtype: str) -> Array:
+    if dtype == "bf16":
+        x = nx.round_bf16(nx.normal(40, (2, 3, 8193), 12, 1.0))
+    else:
+        x = np.full((2, 3, 8193), -1.5)[: 1 if dtype == "f32" else 2]
+    x[0, 0, 8192] = x[-1, 2, 8192] = 9.0
+    x[0, 1, [8191, 8192]] = 9.0
+    if dtype != "f32":
+        x[1, 0, [0, 8192]] = 9.0
+    return x
+
+
+def _long(dtype: str) -> Array:
+    x = np.full((1, 2, 50001), -1.5)
+    if dtype == "bf16":
+        x = nx.round_bf16(nx.normal(50, (1, 2, 50001), 12, 1.0))
     x[0, 0, [32769, 40000]] = 9.0
     x[0, 1, 50000] = 9.0
+    return x[:, 1:] if dtype == "f32" else x
+
+
+def _past_16_bits() -> Array:
+    """The best id is past 2^16, the second best is what is left of it in 16 bits."""
+    x = np.full((1, 1, 70001), -1.5)
+    x[0, 0, 70000], x[0, 0, 70000 - 2**16] = 9.0, 8.0
     return x
 
 
-def _negative() -> Array:
-    return -1.0 - np.abs(nx.normal(60, (2, 3, 1001), 18, 2.0))
+def _negative(dtype: str) -> Array:
+    return _ROUND[dtype](
+        -1.0 - np.abs(nx.normal(60, (2, 3, 1001), 18 if dtype == "f32" else 8, 2.0))
+    )
 
 
 def cases() -> Iterator[Case]:
@@ -118,97 +148,134 @@ def cases() -> Iterator[Case]:
         yield case(
             f"random_{dtype}",
             "another row's or request's logits; the wrong reading of the stored type",
-            lambda s=seed, t=dtype: _random(s, t),  # type: ignore[misc]
+            partial(_normal, seed, (4, 5, 700), dtype, 2.0),
             dtype,
             family="random",
         )
+        yield case(
+            f"rows_of_257_requests_{dtype}",
+            "more rows and requests than a block has threads",
+            partial(_normal, 80 + seed, (257, 1, 5), dtype),
+            dtype,
+            family="random",
+            kills=("rows_past_256", "requests_past_64"),
+        )
     yield case(
-        "ties",
-        "the last or any of several equal maxima instead of the first",
-        _ties,
-        "bf16",
-        family="tie",
-        wrong=("ties_by_highest_id",),
-        kills=(
-            "last_wins",
-            "any_lane_wins",
-        ),
+        "nodes_100",
+        "more nodes than a warp, or two, has lanes",
+        partial(_normal, 84, (3, 100, 5), "f32"),
+        family="random",
+        kills=("nodes_past_64",),
     )
-    yield case(
-        "signed_zeros",
-        "-0 ordered below +0 by an integer key",
-        _signed_zeros,
-        family="tie",
-        wrong=("negative_zero_below_zero",),
-        kills=(
-            "negative_zero_below_zero",
-            "last_wins",
-        ),
-    )
-    yield case(
-        "subnormals",
-        "subnormal logits flushed to zero",
-        _subnormals,
-        family="extreme",
-        kills=("subnormals_flushed",),
-    )
-    yield case(
-        "nan_refused",
-        "a NaN skipped or chosen; a bad request that spoils its neighbours or only its row",
-        _refused,
-        family="poison",
-        wrong=("nan_ignored",),
-        kills=(
-            "nan_ignored",
-            "nan_wins",
-            "nan_fails_its_row_only",
-            "nan_fails_the_batch",
-            "status_never_set",
-        ),
-    )
-    yield case(
-        "infinite",
-        "an initial value (-1, -1e4, -FLT_MAX) that beats the row; +inf refused",
-        _infinite,
-        family="extreme",
-        wrong=("plus_inf_refused",),
-        kills=(
-            "start_at_minus_one",
-            "start_at_sentinel",
-            "start_at_minus_flt_max",
-            "plus_inf_refused",
-        ),
-    )
-    yield case(
-        "negative_odd_vocab",
-        "zero-filled lanes past an odd vocabulary win",
-        _negative,
-        kills=(
-            "start_at_minus_one",
-            "zero_lanes_past_vocab",
-            "bf16_compare",
-        ),
-    )
-    yield case(
-        "vocab_8193",
-        "the last id of a ragged row left out, or an id past it",
-        _tail,
-        "bf16",
-        kills=(
-            "tail_vector_dropped",
-            "first_tile_only",
-        ),
-    )
-    yield case(
-        "vocab_50001",
-        "ids cut to 15 bits; a split vocabulary merged in the wrong order",
-        _long,
-        "bf16",
-        kills=(
-            "ids_cut_to_15_bits",
-            "first_tile_only",
-        ),
-    )
+    for dtype in ("f32", "bf16", "f16"):
+
+        def named(name: str, first: str, dtype: str = dtype) -> str:
+            """The name of a condition; without its type in the type that had it first."""
+            return name if dtype == first else f"{name}_{dtype}"
+
+        yield case(
+            named("ties", "bf16"),
+            "the last or any of several equal maxima instead of the first",
+            partial(_ties, dtype),
+            dtype,
+            family="tie",
+            wrong=("ties_by_highest_id",),
+            kills=(
+                "last_wins",
+                "any_lane_wins",
+            ),
+        )
+        yield case(
+            named("signed_zeros", "f32"),
+            "-0 ordered below +0 by an integer key",
+            partial(_signed_zeros, dtype),
+            dtype,
+            family="tie",
+            wrong=("negative_zero_below_zero",),
+            kills=(
+                "negative_zero_below_zero",
+                "last_wins",
+            ),
+        )
+        yield case(
+            named("subnormals", "f32"),
+            "subnormal logits flushed to zero",
+            partial(_subnormals, dtype),
+            dtype,
+            family="extreme",
+            kills=("subnormals_of_f16_flushed",) if dtype == "f16" else ("subnormals_flushed",),
+        )
+        yield case(
+            named("nan_refused", "f32"),
+            "a NaN of either sign skipped or chosen; a bad request that spoils its neighbours or "
+            "only its row",
+            partial(_refused, dtype),
+            dtype,
+            family="poison",
+            wrong=("nan_ignored", "nan_fails_its_row_only"),
+            kills=(
+                "nan_ignored",
+                "negative_nan_ignored",
+                "nan_wins",
+                "nan_fails_its_row_only",
+                "nan_fails_the_batch",
+                "status_never_set",
+            ),
+        )
+        yield case(
+            named("infinite", "f32"),
+            "an initial value (-1, -1e4, the most negative finite one) that beats the row; +inf "
+            "refused",
+            partial(_infinite, dtype),
+            dtype,
+            family="extreme",
+            wrong=("plus_inf_refused",),
+            kills=(
+                "start_at_minus_one",
+                "start_at_sentinel",
+                "plus_inf_refused",
+            )
+            + (("start_at_minus_flt_max",) if dtype == "f32" else ()),
+        )
+        yield case(
+            named("negative_odd_vocab", "f32"),
+            "zero-filled lanes past an odd vocabulary win",
+            partial(_negative, dtype),
+            dtype,
+            kills=(
+                "start_at_minus_one",
+                "zero_lanes_past_vocab",
+            )
+            + (("bf16_compare",) if dtype != "bf16" else ()),
+        )
+        yield case(
+            named("vocab_8193", "bf16"),
+            "the last id of a ragged row left out, or an id past it",
+            partial(_tail, dtype),
+            dtype,
+            kills=(
+                "tail_vector_dropped",
+                "first_tile_only",
+            ),
+        )
+        yield case(
+            named("vocab_50001", "bf16"),
+            "ids cut to 15 bits; a split vocabulary merged in the wrong order",
+            partial(_long, dtype),
+            dtype,
+            kills=(
+                "ids_cut_to_15_bits",
+                "first_tile_only",
+            ),
+        )
+    for dtype in ("bf16", "f16"):
+        yield case(
+            f"vocab_70001_{dtype}",
+            "ids cut to 16 bits",
+            _past_16_bits,
+            dtype,
+            kills=("ids_cut_to_16_bits",),
+        )
     yield case("one_token", "V = 1", lambda: np.full((2, 2, 1), -7.5), null_ok="id 0 is right")
     yield case("empty_vocabulary", "V = 0: ids -1", lambda: np.zeros((2, 2, 0)))
     yield case("no_nodes", "N = 0", lambda: np.zeros((2, 0, 9)), null_ok="only status is written")
@@ -243,6 +310,13 @@ def _nan_ignored(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]
     return reference({"logits": np.where(np.isnan(x), -INF, x)}, attrs, profile)
 
 
+def _nan_fails_its_row_only(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    x = inputs["logits"]
+    nan = np.isnan(x)
+    ids = reference({"logits": np.where(nan, -INF, x)}, attrs, profile)["ids"]
+    return {"ids": np.where(nan.any(axis=-1), -1, ids).astype(np.int32)}
+
+
 def _plus_inf_refused(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     x = inputs["logits"]
     return reference({"logits": np.where(x == INF, NAN, x)}, attrs, profile)
@@ -252,5 +326,6 @@ WRONG: Mapping[str, Reference] = {
     "ties_by_highest_id": _last,
     "negative_zero_below_zero": _signed,
     "nan_ignored": _nan_ignored,
+    "nan_fails_its_row_only": _nan_fails_its_row_only,
     "plus_inf_refused": _plus_inf_refused,
 }

@@ -108,10 +108,10 @@ _RELABELLED = [
 ]
 
 
-def _refused(page_size: int) -> dict[str, Array]:
+def _refused(page_size: int, **shape: int) -> dict[str, Array]:
     """Each way to be refused, between requests that are not."""
     good = Step(6, (0, 2, 4), _in_place(7))
-    x = batch([good] * 12, page_size, limit=4, seed=40)
+    x = batch([good] * 12, page_size, limit=4, seed=40, **shape)
     x["accept_len"][1] = 5
     x["accept_len"][2] = -2
     x["prefix_len"][3] = -1
@@ -186,6 +186,48 @@ def _exchange_chain() -> dict[str, Array]:
     x["accept_index"][:, :4] = [[0, 1, 2, 3], [0, 1, 3, -1], [3, 2, 1, 0], [2, 0, 4, -1]]
     x["accept_len"][:] = 3, 2, 3, 2
     x["prefix_len"][:] = 1, 2, 1, 3
+    return x
+
+
+def _first_error(page_size: int) -> dict[str, Array]:
+    """Requests with two faults each, five node slots and a path of up to seven."""
+    x = batch([Step(6, (0, 2, 4), APART[:5])] * 8, page_size, limit=6, seed=45)
+    end, slots = x["page_table"].shape[1] * page_size, x["rows"].shape[1]
+    x["accept_len"][1], x["prefix_len"][1] = 5, end  # more than there are nodes, and no room
+    x["accept_len"][2], x["accept_index"][2, 5] = 5, 1  # more than there are nodes
+    x["prefix_len"][3], x["tree_slots"][3, 0] = end, slots
+    x["prefix_len"][4], x["accept_index"][4, 1] = end - 2, -1
+    x["prefix_len"][5] = 2**31 - 1
+    x["prefix_len"][6], x["accept_index"][6, 0] = -1, 9
+    return x
+
+
+def _nothing() -> dict[str, Array]:
+    """No nodes, steps, pages or slots. Request 1 asks for a row."""
+    return {
+        "rows": np.zeros((2, 0, 4), np.uint8),
+        "page_table": np.zeros((2, 0), np.int32),
+        "tree_slots": np.zeros((2, 0), np.int32),
+        "hidden": np.zeros((2, 0, 4), np.uint8),
+        "accept_index": np.zeros((2, 0), np.int32),
+        "accept_len": np.array([-1, 0], np.int32),
+        "prefix_len": np.array([5, 3], np.int32),
+    }
+
+
+def _long_table() -> dict[str, Array]:
+    """A prefix of 100,000 rows, of whose table entries only those of the move name pages."""
+    x = _small_pool([[FAR] * 1564], [[70, 3, 130, 5, 6]], 192)
+    x["accept_index"][0, :3], x["accept_len"][0], x["prefix_len"][0] = (0, 3, 2), 2, 99_966
+    x["page_table"][0, 1561:1563] = 0, 1  # rows 99,966 and 99,967 end a page
+    return x
+
+
+def _ruled(x: dict[str, Array]) -> dict[str, Array]:
+    """The same with bytes that follow a rule, which pack well."""
+    for name in ("rows", "hidden"):
+        index = np.indices(x[name].shape)
+        x[name] = ((index[0] * 91 + index[1] * 37 + index[2] * 11) % 251).astype(np.uint8)
     return x
 
 
@@ -370,6 +412,14 @@ def cases() -> Iterator[Case]:
             "refused_length_grows",
         ),
     )
+    yield case(
+        "refused_page_64",
+        "a bad request half moved, or reported ok, at the largest page",
+        lambda: _refused(64, layers=1, row_bytes=2),
+        64,
+        family="poison",
+        kills=("bad_request_half_moved", "bad_request_fails_batch", "bad_entry_skipped"),
+    )
     for size in (16, 1):
         yield case(
             f"capacity_page_{size}",
@@ -452,6 +502,82 @@ def cases() -> Iterator[Case]:
                 "only_four_moved",
             ),
         )
+    for size in (16, 1):
+        yield case(
+            f"batch_65_page_{size}",
+            "requests past a warp, or 64, left out",
+            lambda p=size: batch(  # type: ignore[misc]
+                [Step(r % 3, (0, 2)[: 1 + r % 2], APART[:3]) for r in range(65)],
+                p,
+                limit=1,
+                layers=1,
+                row_bytes=1,
+                hidden_bytes=1,
+                seed=37,
+            ),
+            size,
+            kills=("requests_past_64", "request_zero_table"),
+        )
+        yield case(
+            f"first_error_page_{size}",
+            "the order of errors: lengths, then capacity, then the entries used; lengths that "
+            "wrap, and more rows than there are nodes",
+            lambda p=size: _first_error(p),  # type: ignore[misc]
+            size,
+            family="poison",
+            wrong=("capacity_before_lengths", "entries_before_capacity"),
+            kills=(
+                "capacity_before_lengths",
+                "entries_before_capacity",
+                "more_than_nodes_accepted",
+                "capacity_wraps",
+            ),
+        )
+    yield case(
+        "layers_65",
+        "layers past the 8th or the 64th left out",
+        lambda: batch([Step(3, (0, 2), APART[:3])], 16, limit=1, layers=65, row_bytes=2, seed=38),
+        16,
+        kills=("layers_past_8", "layers_past_64", "first_layer_only"),
+    )
+    yield case(
+        "long_rows",
+        "bytes past 2,048 of a row, or past 256 or 4,096 of a hidden row, not moved",
+        lambda: _ruled(
+            batch(
+                [Step(3, (0, 2), APART[:3])],
+                16,
+                limit=1,
+                layers=1,
+                row_bytes=2306,
+                hidden_bytes=4099,
+                seed=39,
+            )
+        ),
+        16,
+        kills=("row_bytes_past_2048", "hidden_past_256", "hidden_past_4096"),
+    )
+    yield case(
+        "long_table_page_1",
+        "entries past 256 of a table not exchanged",
+        lambda: batch([Step(1000, (0, 2, 1), APART[:4])], 1, limit=3, layers=1, row_bytes=1),
+        1,
+        kills=("table_past_256", "entries_copied"),
+    )
+    yield case(
+        "long_prefix_page_64",
+        "a prefix length in 16 bits, and a move across a page edge far behind it",
+        _long_table,
+        64,
+        kills=("prefix_in_16_bits", "first_page_only", "source_by_rank"),
+    )
+    yield case(
+        "nothing_there",
+        "no nodes, no steps, no pages and no slots: lengths and statuses are still due",
+        _nothing,
+        16,
+        kills=("nothing_without_nodes", "length_reset"),
+    )
     yield case(
         "no_requests",
         "R = 0",
@@ -507,6 +633,27 @@ def _capacity_is_bad(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Ar
     return {"status": np.minimum(status, 1)}
 
 
+def _capacity_before_lengths(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    status = reference(inputs, attrs, profile)["status"]
+    room = inputs["page_table"].shape[1] * int(attrs["page_size"])
+    active = inputs["accept_len"] >= 0
+    over = inputs["prefix_len"].astype(np.int64) + inputs["accept_len"] + 1 > room
+    return {"status": np.where(active & over, 3, status).astype(np.int32)}
+
+
+def _entries_before_capacity(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    """What has no room is bad input if its path, or the slots of its path, are."""
+    status = reference(inputs, attrs, profile)["status"]
+    nodes, slots = inputs["tree_slots"].shape[1], inputs["rows"].shape[1]
+    for r in np.flatnonzero(status == 3):
+        path = inputs["accept_index"][r, : int(inputs["accept_len"][r]) + 1]
+        known = (path >= 0) & (path < nodes)
+        sources = inputs["tree_slots"][r, path[known]]
+        if not known.all() or ((sources < 0) | (sources >= slots)).any():
+            status[r] = 1
+    return {"status": status}
+
+
 def _first_layer_only(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     rows = np.array(inputs["rows"])
     rows[:1] = reference(inputs, attrs, profile)["rows"][:1]
@@ -519,5 +666,7 @@ WRONG: Mapping[str, Reference] = {
     "inactive_refused": _inactive_refused,
     "refused_length_grows": _refused_grows,
     "capacity_is_bad_input": _capacity_is_bad,
+    "capacity_before_lengths": _capacity_before_lengths,
+    "entries_before_capacity": _entries_before_capacity,
     "first_layer_only": _first_layer_only,
 }

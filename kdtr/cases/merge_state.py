@@ -74,8 +74,9 @@ def _one_empty(poison: float, rounded: Callable[[Array], Array] | None = None) -
     return x
 
 
-def _refused() -> dict[str, Array]:
+def _refused(rounded: Callable[[Array], Array] = nx.round_f32) -> dict[str, Array]:
     x = state(50, (6, 2, 2, 8))
+    x["o_a"], x["o_b"] = rounded(x["o_a"]), rounded(x["o_b"])
     x["lse_a"][0, 1, 1] = NAN
     x["lse_b"][2, 0, 1] = INF
     x["lse_a"][3, 0, 0], x["lse_b"][3, 0, 0] = -INF, NAN
@@ -135,6 +136,23 @@ def _subnormal() -> dict[str, Array]:
 
 def _sized(seed: int, shape: tuple[int, int, int, int]) -> Callable[[], Arrays]:
     return lambda: state(seed, shape)
+
+
+def _odd(rounded: Callable[[Array], Array]) -> dict[str, Array]:
+    """33 columns: rows that begin at every place of a vector."""
+    x = state(150, (1, 3, 3, 33))
+    x["o_a"], x["o_b"] = rounded(x["o_a"]), rounded(x["o_b"])
+    return x
+
+
+def _many_requests(grid: int = 8) -> dict[str, Array]:
+    """Requests 100 and 256 are refused, 100 by a NaN whose sign is set."""
+    x = state(160, (257, 1, 1, 1), grid=grid)
+    x["lse_a"][256, 0, 0] = NAN
+    lse = x["lse_b"].astype(np.float32)
+    lse[100, 0, 0] = NAN
+    lse.view(np.uint32)[100, 0, 0] |= 1 << 31
+    return {**x, "lse_b": lse}
 
 
 def _last_column() -> dict[str, Array]:
@@ -262,6 +280,92 @@ def cases() -> Iterator[Case]:
         flags=("poison",),
         kills=("empty_side_read", "lone_side_recomputed"),
     )
+    for name, dtype, rounded in (
+        ("bf16", "bf16", nx.round_bf16), ("f16", "f16", nx.round_f16)
+    ):  # fmt: skip
+        yield Case(
+            name=f"one_empty_f32_to_{name}",
+            catches="a lone f32 side cut to the narrower output instead of rounded",
+            inputs=lambda: _one_empty(NAN),
+            dtypes={"o": dtype},
+            profile=dtype,
+            family="poison",
+            seed=40,
+            flags=("poison",),
+            kills=("empty_side_read",),
+        )
+        yield Case(
+            name=f"columns_33_{name}",
+            catches="rows of an odd length read or written by vectors of 16-bit values",
+            inputs=partial(_odd, rounded),
+            dtypes={"o_a": dtype, "o_b": dtype, "o": dtype},
+            profile=dtype,
+            family="random",
+            seed=150,
+            kills=("tail_columns_unmerged", "lse_base_2"),
+        )
+        yield Case(
+            name=f"columns_33_f32_to_{name}",
+            catches="rows of an odd length: the output's vectors are not the inputs'",
+            inputs=partial(_odd, nx.round_f32),
+            dtypes={"o": dtype},
+            profile=dtype,
+            family="random",
+            seed=150,
+            kills=("tail_columns_unmerged", "lse_base_2"),
+        )
+        yield Case(
+            name=f"refused_requests_{name}",
+            catches="NaN or +inf log-sum-exps taken as valid, beside 16-bit outputs",
+            inputs=partial(_refused, rounded),
+            dtypes={"o_a": dtype, "o_b": dtype, "o": dtype},
+            profile=dtype,
+            family="extreme",
+            seed=50,
+            flags=("ragged",),
+            kills=("nan_lse_accepted", "inf_lse_accepted", "bad_request_fails_batch",
+                   "bad_rows_only", "bad_empty_pair_accepted"),
+        )  # fmt: skip
+        yield Case(
+            name=f"batch_257_{name}",
+            catches="more requests than a block has threads: the last of them is refused",
+            inputs=partial(_many_requests, 4),
+            dtypes={"o_a": dtype, "o_b": dtype, "o": dtype},
+            profile=dtype,
+            family="random",
+            seed=160,
+            flags=("ragged",),
+            kills=("requests_past_64", "requests_past_256", "negative_nan_accepted"),
+        )
+        yield Case(
+            name=f"columns_1025_{name}",
+            catches="value columns past 256, 512 or 1,024 left unmerged",
+            inputs=lambda: state(180, (1, 1, 1, 1025), grid=4),
+            dtypes={"o_a": dtype, "o_b": dtype, "o": dtype},
+            profile=dtype,
+            family="random",
+            seed=180,
+            kills=("columns_past_256", "columns_past_512", "columns_past_1024"),
+        )
+    yield Case(
+        name="batch_257",
+        catches="more requests than a block has threads: the last of them is refused",
+        inputs=_many_requests,
+        profile="f32",
+        family="random",
+        seed=160,
+        flags=("ragged",),
+        kills=("requests_past_64", "requests_past_256", "negative_nan_accepted"),
+    )
+    for name, shape in (("nodes", (2, 0, 3, 4)), ("heads", (2, 3, 0, 4))):
+        yield Case(
+            name=f"no_{name}",
+            catches=f"no {name}: only the status is written, and must be",
+            inputs=_sized(170, shape),
+            profile="f32",
+            seed=170,
+            null_ok="the one output with elements is status, and 0 is its right value",
+        )
     yield Case(
         name="refused_requests",
         catches="NaN or +inf log-sum-exps taken as valid, or one bad request failing its batch",
@@ -277,7 +381,7 @@ def cases() -> Iterator[Case]:
             "bad_rows_only",
             "bad_empty_pair_accepted",
         ),
-        wrong=("nan_lse_accepted",),
+        wrong=("nan_lse_accepted", "bad_rows_only"),
     )
     yield Case(
         name="extreme_lse",
@@ -344,6 +448,15 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=120,
         kills=("columns_past_256",),
+    )
+    yield Case(
+        name="columns_1025",
+        catches="value columns past 512 or 1,024 left unmerged",
+        inputs=lambda: state(180, (1, 1, 1, 1025), grid=6),
+        profile="f32",
+        family="random",
+        seed=180,
+        kills=("columns_past_512", "columns_past_1024"),
     )
     yield Case(
         name="rows_257",
@@ -455,6 +568,15 @@ def _nan_lse_accepted(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, A
     return {"status": np.any(infinite, axis=0).astype(np.int32)}
 
 
+def _bad_rows_only(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    """The other rows of a refused request are merged."""
+    bad = ~((inputs["lse_a"] < INF) & (inputs["lse_b"] < INF))
+    x = dict(inputs)
+    x["lse_a"], x["lse_b"] = (np.where(bad, -INF, inputs[n]) for n in ("lse_a", "lse_b"))
+    found = reference(x, attrs, profile)
+    return {"o": found["o"], "lse": found["lse"]}
+
+
 WRONG: Mapping[str, Reference] = {
     "lse_base_2": _lse_base_2,
     "swapped_sides": _swapped,
@@ -464,4 +586,5 @@ WRONG: Mapping[str, Reference] = {
     "empty_lse_is_plus_inf": _plus_inf,
     "empty_side_read": _empty_side_read,
     "nan_lse_accepted": _nan_lse_accepted,
+    "bad_rows_only": _bad_rows_only,
 }

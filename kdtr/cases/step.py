@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdtr import numerics as nx
-from kdtr.case import Arrays, Attrs, Case
+from kdtr.case import Arrays, Attrs, Case, Reference
 from kdtr.reference.step import trace
 
 Array = NDArray[Any]
@@ -103,7 +103,8 @@ def _attrs(slots: int, page: int, order: str) -> dict[str, int | float | str | b
 def _case(
     name: str, catches: str, seed: int, shape: tuple[int, int, int], slots: int,
     prefix: tuple[int, ...], page: int, order: str = "ranks", follow: float = 0.1,
-    accepted: int = 1, kills: tuple[str, ...] = (), change: Any = None,
+    accepted: int = 1, kills: tuple[str, ...] = (), wrong: tuple[str, ...] = (),
+    change: Any = None,
 ) -> Case:  # fmt: skip
     def inputs() -> Arrays:
         found = dict(_qualified(seed, shape, slots, prefix, page, order, follow, accepted))
@@ -111,7 +112,7 @@ def _case(
 
     return Case(
         name, catches, inputs, _attrs(slots, page, order), family="random", seed=seed, kills=kills,
-        flags=("composite",),
+        wrong=wrong, flags=("composite",),
     )  # fmt: skip
 
 
@@ -132,14 +133,17 @@ def cases() -> Iterator[Case]:
     yield _case(
         "one_request", "A stage that is wired to the wrong output of the one before.",
         1, (1, 4, 32), 7, (9,), 16, kills=("accepts_from_index_order", "positions_by_index"),
+        wrong=("positions_by_index", "bonus_counted", "length_without_root"),
     )  # fmt: skip
     yield _case(
         "ragged_batch", "Request 0 right by accident: lengths 0, 5 and 19, three trees.",
         2, (3, 4, 24), 6, (0, 5, 19), 16, kills=("first_request_length", "verifies_without_mask"),
+        wrong=("first_request_length",),
     )  # fmt: skip
     yield _case(
         "page_one", "Rows copied where table entries are to be exchanged.",
         3, (2, 3, 24), 6, (7, 3), 1, kills=("commits_rows_only",),
+        wrong=("tables_unchanged",),
     )  # fmt: skip
     yield _case(
         "page_64", "A page edge taken for a slot edge.", 4, (2, 4, 24), 5, (63, 64), 64,
@@ -147,7 +151,7 @@ def cases() -> Iterator[Case]:
     )  # fmt: skip
     yield _case(
         "uno_order", "The tie order attribute lost on the way.", 5, (2, 4, 24), 8, (4, 11), 16,
-        "uno", kills=("stale_prefix_len",),
+        "uno", kills=("stale_prefix_len",), wrong=("bonus_counted",),
     )  # fmt: skip
     yield _case(
         "long_path", "A commit that stops at the first accepted draft.",
@@ -156,12 +160,66 @@ def cases() -> Iterator[Case]:
     yield _case(
         "refused_request", "One request with NaN logits stops, or takes its neighbours down.",
         7, (3, 3, 24), 5, (4, 9, 17), 16, change=_nan_request, kills=("refused_request_dropped",),
+        wrong=("refused_request_inactive",),
     )  # fmt: skip
     yield _case(
         "tied_siblings", "Equal candidates expanded in another order than the ranks say.",
         TIED, (2, 3, 24), 7, (5, 12), 16, kills=("ties_always_by_ranks_reversed",),
+        wrong=("other_tie_order",),
     )  # fmt: skip
     yield _case(
         "table_full", "A commit past the last page of the table.", 8, (2, 3, 24), 6, (16, 15), 16,
-        change=_full_table, kills=("commits_past_capacity",),
+        change=_full_table, kills=("commits_past_capacity",), wrong=("capacity_ignored",),
     )  # fmt: skip
+
+
+# --- known-wrong conventions: the outputs that tell one; what follows is not compared -------------
+
+
+def _told(change: Callable[[dict[str, Array], Arrays], dict[str, Array]]) -> Reference:
+    def wrong(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+        return change(trace(inputs, attrs)[0], inputs)
+
+    return wrong
+
+
+def _positions(out: dict[str, Array], prefix: Array, steps: Array) -> dict[str, Array]:
+    live = np.arange(out["positions"].shape[1]) < out["n_nodes"][:, None]
+    return {"positions": np.where(live, prefix[:, None] + steps, 0).astype(np.int32)}
+
+
+def _by_index(out: dict[str, Array], inputs: Arrays) -> dict[str, Array]:
+    return _positions(out, inputs["prefix_len"], np.arange(out["positions"].shape[1]))
+
+
+def _first_length(out: dict[str, Array], inputs: Arrays) -> dict[str, Array]:
+    prefix = inputs["prefix_len"]
+    first = np.broadcast_to(prefix[:1], prefix.shape)
+    return _positions(out, first, out["positions"] - prefix[:, None])
+
+
+def _inactive(out: dict[str, Array], inputs: Arrays) -> dict[str, Array]:
+    return {"n_nodes": np.where(out["status"][0] != 0, 0, out["n_nodes"]).astype(np.int32)}
+
+
+def _capacity_ignored(out: dict[str, Array], inputs: Arrays) -> dict[str, Array]:
+    length = inputs["prefix_len"] + out["accept_len"] + 1
+    return {"new_len": length.astype(np.int32), "status": out["status"] * np.int32(0)}
+
+
+def _other_order(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    order = "ranks" if attrs["tie_order"] == "uno" else "uno"
+    out = trace(inputs, {**attrs, "tie_order": order})[0]
+    return {name: out[name] for name in ("tokens", "parents", "positions")}
+
+
+WRONG: Mapping[str, Reference] = {
+    "positions_by_index": _told(_by_index),
+    "first_request_length": _told(_first_length),
+    "bonus_counted": _told(lambda out, _: {"accept_len": out["accept_len"] + np.int32(1)}),
+    "length_without_root": _told(lambda out, _: {"new_len": out["new_len"] - np.int32(1)}),
+    "tables_unchanged": _told(lambda _, x: {n: x[n] for n in ("page_table", "tree_slots")}),
+    "refused_request_inactive": _told(_inactive),
+    "capacity_ignored": _told(_capacity_ignored),
+    "other_tie_order": _other_order,
+}

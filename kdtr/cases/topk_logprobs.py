@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kdtr import dtypes, recorded
 from kdtr import numerics as nx
-from kdtr import recorded
 from kdtr.case import Arrays, Attrs, Case, Reference
 from kdtr.reference.topk_logprobs import reference, row_lse
 
@@ -77,14 +78,15 @@ def _signed_zeros() -> Array:
     return x
 
 
-def _subnormals() -> Array:
-    """Neighbours below the smallest normal f32, both signs, with zeros between them."""
-    row = np.ldexp(_permuted(60, np.arange(-250.0, 250.0)), -149)
+def _subnormals(dtype: str = "f32") -> Array:
+    """Neighbours below the smallest normal number, both signs, with zeros between them."""
+    most, least = {"f32": (250.0, -149), "bf16": (100.0, -133), "f16": (250.0, -24)}[dtype]
+    row = np.ldexp(_permuted(60, np.arange(-most, most)), least)
     return np.stack([row, row[::-1]])[None]
 
 
-def _minus_inf() -> Array:
-    x = _normal(70, (3, 2, 129), "bf16")
+def _minus_inf(dtype: str = "bf16") -> Array:
+    x = _normal(70, (3, 2, 129), dtype)
     x[0, 0, 5:] = -INF
     x[0, 1, :] = -INF
     x[1, 0, :128] = -INF
@@ -93,17 +95,23 @@ def _minus_inf() -> Array:
     return x
 
 
-def _refused(value: float) -> Array:
-    """A bad value in the middle, as the last element, and none."""
-    x = _normal(80, (5, 3, 67), "f32")
+def _refused(value: float, dtype: str = "f32") -> Array:
+    """A bad value in the middle, as the last element, and none; a NaN also with its sign set."""
+    x = _normal(80, (6, 3, 67), dtype)
     x[1, 1, 30] = value
     x[2, 2, 66] = value
     x[3, 0, 0], x[3, 2, 65] = value, -INF
-    return x
+    x[5, 1, 5] = value
+    stored = dtypes.encode(x, dtype)
+    if np.isnan(value):
+        bits = stored.view(np.uint32 if dtype == "f32" else np.uint16)
+        bits[5, 1, 5] |= 1 << (bits.itemsize * 8 - 1)
+    return stored
 
 
-def _negative() -> Array:
-    return nx.round_bf16(-1.0 - np.abs(nx.normal(90, (2, 2, 1001), 18, 4.0)))
+def _negative(dtype: str = "bf16") -> Array:
+    x = nx.normal(90, (2, 2, 1001), 18 if dtype == "bf16" else 8, 4.0)
+    return _ROUND[dtype](-1.0 - np.abs(x))
 
 
 def _extreme_f32() -> Array:
@@ -182,6 +190,13 @@ def _long_row() -> Array:
     seams = [0, 8191, 8192, 16384, 20479, 20480, 22500, 32767, 32768, 40959, 40960, 45000]
     x[0, 0, seams] = 6.0
     x[0, 0, [32769, 44999]] = 7.0, 6.5
+    return x
+
+
+def _past_16_bits() -> Array:
+    """The best ids are past 2^16, the next best are what is left of them in 16 bits."""
+    x = np.full((1, 1, 70001), -1.5)
+    x[0, 0, [70000, 65536]], x[0, 0, [70000 - 2**16, 0]] = 9.0, 8.0
     return x
 
 
@@ -449,9 +464,10 @@ def cases() -> Iterator[Case]:
         lambda: _refused(NAN),
         5,
         family="poison",
-        wrong=("bad_values_ignored",),
+        wrong=("bad_values_ignored", "nan_fails_its_row_only"),
         kills=(
             "nan_ignored",
+            "negative_nan_ignored",
             "nan_fails_its_row_only",
             "nan_fails_the_batch",
             "status_never_set",
@@ -501,6 +517,110 @@ def cases() -> Iterator[Case]:
         family="extreme",
         kills=("finite_sentinel",),
     )
+    for dtype in ("f32", "f16"):
+        yield case(
+            f"minus_inf_{dtype}",
+            "-inf taken as a candidate, pads not written, lse of an empty row not -inf",
+            partial(_minus_inf, dtype),
+            9,
+            dtype,
+            family="extreme",
+            wrong=("minus_inf_is_candidate", "empty_row_lse_zero"),
+            kills=(
+                "minus_inf_is_candidate",
+                "pads_not_written",
+                "pad_logprob_zero",
+                "empty_row_lse_zero",
+            ),
+        )
+        yield case(
+            f"threshold_ties_{dtype}",
+            "a selection that drops better or earlier ids when thousands of scores equal the K-th",
+            _threshold_ties,
+            100,
+            dtype,
+            family="tie",
+            wrong=("ties_by_highest_id",),
+            kills=(
+                "candidate_buffer_4096",
+                "ties_by_highest_id",
+            ),
+        )
+        yield case(
+            f"negative_odd_vocab_{dtype}",
+            "zero-filled lanes past an odd vocabulary that beat all-negative logits",
+            partial(_negative, dtype),
+            24,
+            dtype,
+            kills=(
+                "zero_lanes_past_vocab",
+                "zero_lanes_in_lse",
+                "tail_vector_dropped",
+            ),
+        )
+    for dtype in ("bf16", "f16"):
+        for name, value, kills in (
+            ("nan", NAN, ("nan_ignored", "negative_nan_ignored", "status_never_set")),
+            ("plus_inf", INF, ("plus_inf_accepted", "status_never_set")),
+        ):
+            yield case(
+                f"{name}_refused_{dtype}",
+                "a bad value of this type ignored, found in its own row only, or spoiling the "
+                "whole batch",
+                partial(_refused, value, dtype),
+                5,
+                dtype,
+                family="poison",
+                kills=(*kills, "nan_fails_its_row_only", "nan_fails_the_batch"),
+            )
+        yield case(
+            f"subnormals_{dtype}",
+            "subnormal logits flushed to zero before they are compared",
+            partial(_subnormals, dtype),
+            64,
+            dtype,
+            family="extreme",
+            kills=("subnormals_flushed",) if dtype == "bf16" else ("subnormals_of_f16_flushed",),
+        )
+        yield case(
+            f"vocab_70001_{dtype}",
+            "ids cut to 15 or to 16 bits, a split vocabulary",
+            _past_16_bits,
+            5,
+            dtype,
+            wrong=("ties_by_highest_id",),
+            kills=("ids_cut_to_16_bits", "ids_cut_to_15_bits", "first_split_only"),
+        )
+    yield case(
+        "signed_zeros_f16",
+        "-0 ordered below +0 by a 16-bit key",
+        _signed_zeros,
+        299,
+        "f16",
+        family="tie",
+        wrong=("negative_zero_below_zero",),
+        kills=("negative_zero_below_zero",),
+    )
+    yield case(
+        "k_1024_f16",
+        "many candidates with ties: order within equal values, and at the edge",
+        lambda: _normal(164, (1, 1, 2500), "f16"),
+        1024,
+        "f16",
+        family="tie",
+        wrong=("ties_by_highest_id",),
+        kills=("ties_by_highest_id", "coarse_radix_bin"),
+    )
+    for seed, dtype in enumerate(("f32", "bf16", "f16")):
+        yield case(
+            f"rows_of_257_requests_{dtype}",
+            "more rows and requests than a block has threads",
+            partial(_normal, 190 + seed, (257, 1, 5), dtype),
+            2,
+            dtype,
+            family="random",
+            kills=("rows_past_256", "requests_past_64"),
+        )
     yield case(
         "dominant_logit",
         "lse rounded below the row's maximum, which makes a log-prob positive",
@@ -705,6 +825,15 @@ def _bad_values_ignored(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str,
     return {k: v for k, v in out.items() if "/" not in k}
 
 
+def _nan_fails_its_row_only(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    nan = np.isnan(inputs["logits"])
+    x = np.where(nan, -INF, inputs["logits"])
+    found = reference({"logits": x}, attrs, profile)
+    bad = np.asarray(nan.any(axis=-1))
+    ids = np.where(bad[..., None], -1, found["ids"]).astype(np.int32)
+    return {"ids": ids, "lse": np.where(bad, -INF, found["lse"])}
+
+
 def _signed_key(x: Array) -> Array:
     return np.where((x == 0) & np.signbit(x), -(2.0**-200), x)
 
@@ -720,4 +849,5 @@ WRONG: Mapping[str, Reference] = {
     "minus_inf_is_candidate": _ordered(lambda x: x + 0.0),
     "empty_row_lse_zero": _with(_empty_is_zero),
     "bad_values_ignored": _bad_values_ignored,
+    "nan_fails_its_row_only": _nan_fails_its_row_only,
 }

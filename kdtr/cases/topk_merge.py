@@ -153,6 +153,33 @@ def _large_ids() -> dict[str, Array]:
     return found
 
 
+def _many_shards() -> dict[str, Array]:
+    """300 shards. Request 1 is refused by the last of them, request 2 by the lse of one of them."""
+    x = _f32(110, (3, 1, 900))
+    x[0, 0, [150, 200, 500, 890]] += 16.0  # in shards 50, 66, 166 and 296
+    found = split(nx.round_f32(x), even(900, 300), 4)
+    found["part_status"][299, 1] = 3
+    found["part_lse"][270, 2, 0] = NAN
+    return found
+
+
+def _any_status() -> dict[str, Array]:
+    """Statuses of refused shards other than 1, a request each; the last request is good."""
+    found = split(_f32(120, (8, 1, 60)), even(60, 3), 4)
+    values = (2, 3, -1, 256, 2**16, 2**31 - 1, -(2**31))
+    for r, value in enumerate(values):
+        found["part_status"][r % 3, r] = value
+    return found
+
+
+def _any_pad() -> dict[str, Array]:
+    """Pads other than -1; what an engine would read there is the best value of all."""
+    found = split(_f32(130, (1, 4, 24)), even(24, 4), 9)
+    pads = np.resize(np.asarray([-2, -(2**31), -9, -1]), found["part_ids"].shape)
+    found["part_ids"] = np.where(found["part_ids"] < 0, pads, found["part_ids"]).astype(np.int32)
+    return found
+
+
 def cases() -> Iterator[Case]:
     """All cases, in order."""
 
@@ -198,6 +225,7 @@ def cases() -> Iterator[Case]:
         "equal values in an order other than that of their ids in the whole vocabulary",
         lambda: split(_bf16(2, (2, 2, 1200)), even(1200, 5), 64),
         family="tie",
+        wrong=("ids_within_shard",),
         kills=("ties_by_highest_id", "ties_by_local_id", "logprob_bf16"),
     )
     yield case(
@@ -205,7 +233,7 @@ def cases() -> Iterator[Case]:
         "ties that go to the shard given first, not to the lowest id",
         lambda: split(_bf16(3, (1, 3, 800)), [(500, 800), (0, 130), (400, 500), (130, 400)], 48),
         family="tie",
-        wrong=("ties_by_shard",),
+        wrong=("ties_by_shard", "ids_within_shard"),
         kills=("ties_by_shard", "ties_by_local_id", "ties_by_highest_id"),
     )
     yield case(
@@ -213,13 +241,14 @@ def cases() -> Iterator[Case]:
         "rank K among values that are equal across shards: too many of one shard",
         lambda: split(_edge_ties(), even(240, 6), 10),
         family="tie",
-        wrong=("ties_by_highest_id",),
+        wrong=("ties_by_highest_id", "ids_within_shard"),
         kills=("ties_by_highest_id", "share_of_each_shard"),
     )
     yield case(
         "one_owner",
         "a fixed share of the candidates taken from each shard",
         lambda: split(_one_owner(), even(400, 4), 12),
+        wrong=("ids_within_shard",),
         kills=("share_of_each_shard", "lse_without_shift"),
     )
     yield case(
@@ -227,7 +256,7 @@ def cases() -> Iterator[Case]:
         "K larger than a shard, and than the vocabulary: a pad taken for a candidate, or none "
         "written",
         lambda: split(_f32(10, (2, 2, 13)), [(0, 5), (5, 5), (5, 6), (6, 13)], 17),
-        wrong=("pads_are_candidates",),
+        wrong=("pads_are_candidates", "ids_within_shard"),
         kills=("pads_are_candidates", "pads_not_written", "pad_logprob_zero"),
     )
     yield case(
@@ -235,6 +264,7 @@ def cases() -> Iterator[Case]:
         "the value of a pad read and compared",
         lambda: split(_f32(11, (1, 3, 20)), even(20, 4), 8, NAN),
         family="poison",
+        wrong=("ids_within_shard",),
         kills=("pads_are_candidates",),
     )
     yield case(
@@ -244,6 +274,7 @@ def cases() -> Iterator[Case]:
             name: nx.round_f32(v) if name == "part_lse" else v
             for name, v in split(_f32(12, (2, 4, 96)), [(32, 96)], 6).items()
         },
+        wrong=("ids_within_shard",),
         kills=("ids_within_shard", "lse_fast_exp"),
     )
     yield case(
@@ -251,6 +282,7 @@ def cases() -> Iterator[Case]:
         "a shard without a finite logit gives NaN or a candidate; an empty row's lse is not -inf",
         lambda: split(_empty(), even(120, 4), 7),
         family="extreme",
+        wrong=("empty_row_lse_zero", "empty_gives_nan", "ids_within_shard"),
         kills=("empty_gives_nan", "empty_row_lse_zero", "pads_are_candidates", "pad_logprob_zero"),
     )
     yield case(
@@ -258,7 +290,7 @@ def cases() -> Iterator[Case]:
         "a shard's refusal ignored, taken from shard 0 only, or spoiling every request",
         _refused,
         family="poison",
-        wrong=("status_ignored",),
+        wrong=("status_ignored", "bad_row_only", "ids_within_shard"),
         kills=(
             "status_ignored",
             "status_of_shard_0",
@@ -273,12 +305,14 @@ def cases() -> Iterator[Case]:
         "fine_parts",
         "parts rounded to f32 before they are summed",
         _fine_parts,
+        wrong=("ids_within_shard",),
         kills=("parts_to_f32", "lse_fast_exp"),
     )
     yield case(
         "dominant_shard",
         "lse rounded below the greatest part, which makes a log-prob positive",
         _dominant,
+        wrong=("ids_within_shard",),
         kills=("lse_below_max",),
     )
     yield case(
@@ -286,6 +320,7 @@ def cases() -> Iterator[Case]:
         "overflow of exp or of the shift at the largest finite f32, at -60,000 and at +2,000",
         lambda: split(_extreme(), even(80, 5), 9),
         family="extreme",
+        wrong=("ids_within_shard",),
         kills=("finite_sentinel", "lse_without_shift"),
     )
     yield case(
@@ -293,6 +328,7 @@ def cases() -> Iterator[Case]:
         "-0 ordered below +0 of another shard; subnormals that compare as zero",
         lambda: split(_zeros(), even(90, 3), 50),
         family="tie",
+        wrong=("ids_within_shard",),
         kills=("negative_zero_below_zero", "subnormals_flushed"),
     )
     yield case(
@@ -300,6 +336,7 @@ def cases() -> Iterator[Case]:
         "ids that pass through f32 or overflow beside their offset",
         _large_ids,
         family="extreme",
+        wrong=("ids_within_shard",),
         kills=("ids_through_f32",),
     )
     yield case(
@@ -307,13 +344,51 @@ def cases() -> Iterator[Case]:
         "more shards than a warp has lanes",
         lambda: split(_f32(20, (2, 2, 500)), even(500, 37), 5),
         family="random",
+        wrong=("ids_within_shard",),
         kills=("first_32_shards",),
+    )
+    yield case(
+        "shards_300",
+        "more shards than a block has threads, or than a word of 64 or 128 has bits: late ones "
+        "left out, or not asked whether they refused",
+        _many_shards,
+        family="random",
+        wrong=("ids_within_shard",),
+        kills=(
+            "first_32_shards",
+            "first_64_shards",
+            "first_128_shards",
+            "first_256_shards",
+            "status_of_first_256",
+        ),
+    )
+    yield case(
+        "refused_with_any_status",
+        "a shard's refusal known by one value: 1, any positive one, or its lowest byte",
+        _any_status,
+        wrong=("status_ignored", "status_is_one"),
+        kills=("status_ignored", "status_is_one", "status_is_positive", "status_low_byte"),
+    )
+    yield case(
+        "pads_of_any_id",
+        "a pad known by the id -1 alone",
+        _any_pad,
+        wrong=("pad_is_minus_one",),
+        kills=("pad_is_minus_one", "pads_are_candidates"),
+    )
+    yield case(
+        "rows_65",
+        "more rows than a warp or a block of them",
+        lambda: split(_f32(140, (13, 5, 20)), even(20, 3), 3),
+        family="random",
+        kills=("rows_past_64",),
     )
     yield case(
         "k_1024",
         "more candidates than threads: ranks beyond the first block",
         lambda: split(_bf16(21, (1, 1, 2600)), even(2600, 3), 1024),
         family="tie",
+        wrong=("ids_within_shard",),
         kills=("ties_by_highest_id", "candidates_past_512"),
     )
     yield case(
@@ -326,6 +401,7 @@ def cases() -> Iterator[Case]:
         "no_shards",
         "S = 0: every candidate is a pad and lse is -inf",
         lambda: split(np.zeros((2, 2, 0)), [], 3),
+        wrong=("empty_row_lse_zero",),
         kills=("pads_not_written", "empty_row_lse_zero"),
     )
     yield case(
@@ -412,15 +488,45 @@ def _one_further(inputs: Arrays) -> dict[str, Array]:
     return {"part_ids": inputs["part_ids"] + 1, "first": inputs["first"] - 1}
 
 
+def _one_pad(inputs: Arrays) -> dict[str, Array]:
+    """The same, and only -1 is a pad."""
+    ids = inputs["part_ids"].astype(np.int64)
+    first = inputs["first"].astype(np.int64)
+    return {"part_ids": np.where(ids == -1, -1, ids + 2**31), "first": first - 2**31}
+
+
+def _bad_row_only(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    """A bad lse pads its own row, not its request."""
+    parts = inputs["part_lse"]
+    bad = (np.isnan(parts) | (parts == INF)).any(axis=0)
+    found = reference({**inputs, "part_lse": np.where(bad, -INF, parts)}, attrs, profile)
+    ids, lse = np.where(bad[..., None], -1, found["ids"]), np.where(bad, -INF, found["lse"])
+    return {"ids": ids.astype(np.int32), "lse": lse}
+
+
+def _empty_row_lse_zero(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    found = reference(inputs, attrs, profile)
+    empty = (found["lse"] == -INF) & (found["status"] == 0)[:, None]
+    return {"lse": np.where(empty, 0.0, found["lse"])}
+
+
+def _empty_gives_nan(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    lse = reference(inputs, attrs, profile)["lse"]
+    return {"lse": np.where((inputs["part_lse"] == -INF).any(axis=0), NAN, lse)}
+
+
 WRONG: Mapping[str, Reference] = {
     "ids_within_shard": _only("ids", of=lambda x: {"first": np.zeros_like(x["first"])}),
     "ties_by_shard": _ties_by_shard,
     "ties_by_highest_id": _ties_by_highest_id,
-    "pads_are_candidates": _only(
-        "ids", of=lambda x: {"part_ids": x["part_ids"] + 1, "first": x["first"] - 1}
-    ),
+    "pads_are_candidates": _only("ids", of=_one_further),
     "lse_base_2": _lse_base_2,
     "lse_is_max": _lse_is_max,
     "lse_of_candidates": _lse_of_candidates,
     "status_ignored": _only("ids", "status", of=lambda x: {"part_status": 0 * x["part_status"]}),
+    "status_is_one": _only("ids", "status", of=lambda x: {"part_status": x["part_status"] == 1}),
+    "pad_is_minus_one": _only("ids", of=_one_pad),
+    "bad_row_only": _bad_row_only,
+    "empty_row_lse_zero": _empty_row_lse_zero,
+    "empty_gives_nan": _empty_gives_nan,
 }

@@ -158,6 +158,18 @@ def _target_at(node: int, target: int) -> Arrays:
     return _between(_edit(_chain(4, 3), target={node: target}))
 
 
+def _large_tokens() -> Arrays:
+    """Siblings whose tokens are the wanted one in their low bits, or in f32."""
+    odd, last = 2**24 + 1, 2**31 - 2
+    return _inputs(
+        [
+            _bush([8 + 2**15, 8 + 2**16, 8 + 2**17, 8 + 2**20, 8]).follow([0, 5], last),
+            _bush([odd - 1, odd + 1, odd]).follow([0, 3], 0),
+            _bush([last - 1, last]).follow([0, 2], last - 2**16),
+        ]
+    )
+
+
 def _stale(order: Sequence[int]) -> Arrays:
     """Five of seven nodes are in use, and the wanted child is one of the other two."""
     wanted = next(i for i in order if i > 4)
@@ -538,6 +550,23 @@ def _edges() -> Iterator[Case]:
         kills=("no_bonus_on_full_accept", "tokens_of_drafts"),
     )
     yield Case(
+        "large_tokens",
+        "Tokens compared in 16 bits or through f32: siblings differ from the target above that.",
+        _large_tokens,
+        _attrs(2, 2**31 - 1),
+        family="extreme",
+        flags=("ragged",),
+        kills=("tokens_in_16_bits", "tokens_through_f32"),
+    )
+    yield Case(
+        "no_vocabulary",
+        "V = 0: every target is out of range.",
+        lambda: _inputs([_chain(3, 2), Tree([], []), _chain(1, 0, 0)]),
+        _attrs(3, 0),
+        kind="NEG",
+        kills=("vocab_inclusive", "leaf_target_unchecked"),
+    )
+    yield Case(
         "chain_of_64",
         "The longest path, in a tree of 65 slots: two warps of nodes.",
         lambda: _inputs([_chain(65, 64), _chain(65, 63)]),
@@ -689,8 +718,32 @@ def _links() -> Iterator[Case]:
             kills=(killed, "bad_spoils_rest"),
         )
 
+    yield Case(
+        "sibling_link_of_node_250",
+        "Links of nodes past the 64th followed unchecked, or taken for the end of the list.",
+        lambda: _inputs(
+            [
+                _edit(_bush(range(100, 400)).follow([0], 7), next_sibling={250: 301}),
+                _edit(_bush(range(100, 400)).follow([0, 300], 7), next_sibling={249: -5}),
+                _bush(range(100, 400)).follow([0, 299], 7),
+            ]
+        ),
+        _attrs(4),
+        kind="NEG",
+        flags=("ragged",),
+        kills=("links_past_64_end_walk", "out_of_range_ends_walk"),
+    )
+
 
 def _errors() -> Iterator[Case]:
+    yield Case(
+        "n_nodes_past_16_bits",
+        "An n_nodes that 16 bits turn into a valid one.",
+        lambda: {**_between(_chain(4, 2)), "n_nodes": np.array([4, 65_540, 4], np.int32)},
+        _attrs(5),
+        kind="NEG",
+        kills=("nodes_in_16_bits", "nodes_clamped"),
+    )
     yield Case(
         "n_nodes_over_slots",
         "n_nodes past the slots clamped, or trusted.",

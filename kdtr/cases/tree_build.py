@@ -155,6 +155,22 @@ def _bad_mixture() -> Arrays:
     return inputs
 
 
+def _large_ids() -> Arrays:
+    """Ids up to the largest, which f32 cannot hold and which differ in their upper bits only."""
+    last, odd = 2**31 - 1, 2**24 + 1
+    ids = [[last, last - 2**16, odd, 1], [odd, odd - 1, 5, 5 + 2**17]]
+    return _inputs([[[-0.5, -1.0, -1.5, -2.0], [-0.25, -0.75, -1.25, -1.75]]], [ids], [last])
+
+
+def _far_faults() -> Arrays:
+    """Forty depths; what is wrong lies at the last of them, at the 17th and at the 33rd."""
+    inputs = {name: a.copy() for name, a in _random(86, (5, 40, 5)).items()}
+    inputs["logprobs"][1, 39, 4] = np.nan
+    inputs["ids"][2, 16, 3] = inputs["ids"][2, 16, 0]
+    inputs["ids"][3, 32, 4] = -1
+    return inputs
+
+
 def _f64_order() -> Arrays:
     """Two-level sums that differ by 2^-30: f32 sums tie, or swap, where f64 sums do not."""
     tiny = 2.0**-30
@@ -639,6 +655,42 @@ def _sizes() -> Iterator[Case]:
         kills=("depth_limit_short", "sixty_four_nodes"),
     )
     yield Case(
+        "depths_of_200_candidates",
+        "Rows of several depths read with the stride of a narrower one.",
+        partial(_random, 54, (2, 3, 200), 0.01, 0.002),
+        _attrs(30),
+        family="random",
+        seed=54,
+        kills=("row_stride_64",),
+    )
+    for name, inputs, budget, kills in (
+        ("budget_127", partial(_tied, 46, (1, 15, 64), 6), 127,
+         ("sixty_four_nodes", "visible_one_word", "ranks_for_uno")),
+        ("depth_64", partial(_same, [0.0, -(2.0**-3)], 64), 80,
+         ("sixty_four_nodes", "depth_limit_short")),
+        ("candidates_1024", partial(_random, 48, (1, 1, 1024), 0.01, 0.001), 40,
+         ("rank_limit_31",)),
+    ):  # fmt: skip
+        yield Case(
+            f"{name}_uno",
+            "Sizes that a second path, for the tie order uno, may have limits of its own for.",
+            inputs,
+            _attrs(budget, "uno"),
+            family="tie",
+            flags=("tie",),
+            kills=kills,
+        )
+    yield Case(
+        "batch_256",
+        "More requests than a block of 64 or 128 takes.",
+        partial(_random, 18, (256, 2, 2)),
+        _attrs(2),
+        family="random",
+        seed=18,
+        flags=("ragged",),
+        kills=("requests_past_64", "requests_past_128", "last_request_skipped"),
+    )
+    yield Case(
         "no_depths",
         "L = 0: the root alone.",
         lambda: _inputs(np.zeros((2, 0, 4))),
@@ -704,6 +756,15 @@ def _batches() -> Iterator[Case]:
         family="random",
         seed=52,
         kills=("sibling_link_across_parents",),
+    )
+    yield Case(
+        "large_ids",
+        "Ids that pass through 16 bits or f32, or are compared in part: the largest, and pairs "
+        "that differ in their upper bits.",
+        _large_ids,
+        _attrs(12),
+        family="extreme",
+        kills=("ids_cut_to_16_bits", "ids_through_f32", "duplicates_by_low_bits"),
     )
     yield Case(
         "long_prefix",
@@ -810,6 +871,29 @@ def _bad_inputs() -> Iterator[Case]:
         seed=83,
         flags=("ragged",),
         kills=("bad_request_spoils_rest", "bad_request_unwritten", "pads_zero"),
+    )
+
+    yield Case(
+        "bad_among_good_uno",
+        "A bad request that spoils its neighbours, or passes, where the tie order is uno.",
+        _bad_mixture,
+        _attrs(8, "uno"),
+        kind="NEG",
+        family="extreme",
+        seed=83,
+        flags=("ragged",),
+        kills=("bad_request_spoils_rest", "bad_request_unwritten", "pads_zero", "nan_accepted"),
+    )
+    yield Case(
+        "bad_far_rows",
+        "Rows past the 16th or 32nd left unchecked: no tree reaches what is wrong in them.",
+        _far_faults,
+        _attrs(3),
+        kind="NEG",
+        family="extreme",
+        seed=86,
+        flags=("ragged",),
+        kills=("first_16_rows_validated", "first_32_rows_validated", "first_row_validated"),
     )
 
 

@@ -81,6 +81,19 @@ def _any_byte() -> Arrays:
     return inputs
 
 
+def _two_errors() -> Arrays:
+    """Requests with two faults each, among them room that is too small from request 3 on."""
+    inputs = _edit(
+        _random(54, (0, 4, 5, 4, 3, 2), (3, 3, 2, 5, 4, 6)),
+        prefix_len=((0,), -1),
+        n_nodes=((2,), 9),
+        parents=((2, 3), 70),
+    )
+    inputs["parents"][3, 2] = 77
+    inputs["n_nodes"][4] = -1
+    return inputs
+
+
 def _recorded(name: str, start: int, count: int, budget: int) -> Arrays:
     taken = recorded.load(name)
     rounds = slice(start, start + count)
@@ -192,6 +205,16 @@ def _pop_order(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return out
 
 
+def _capacity_first(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    """What does not fit is capacity, whatever else is wrong with it."""
+    slots = inputs["parents"].shape[1]
+    values = slots * (np.maximum(inputs["prefix_len"].astype(np.int64), 0) + slots)
+    over = np.cumsum(values) > int(attrs["T"])
+    over |= np.cumsum((values + 7) // 8) > int(attrs["T8"])
+    status = ref.reference(inputs, attrs, profile)["status"]
+    return {"status": np.where(over, 3, status).astype(np.int32)}
+
+
 WRONG: Mapping[str, Callable[[Arrays, Attrs, str], dict[str, Array]]] = {
     "words_msb_first": _bits(32, "bits"),
     "words_big_endian": _bits(32, "bytes"),
@@ -203,6 +226,7 @@ WRONG: Mapping[str, Callable[[Arrays, Attrs, str], dict[str, Array]]] = {
     "padded_rows_blind": _blind_pads,
     "retrieve_index_local": _local_index,
     "bfs_order_is_pop_order": _pop_order,
+    "capacity_first": _capacity_first,
 }
 
 
@@ -370,6 +394,13 @@ def _edges() -> Iterator[Case]:
         tier="small",
     )
     yield _case(
+        "prefix_70000",
+        "A prefix length in 16 bits.",
+        partial(_batch, [[-1]], [70_000]),
+        family="extreme",
+        kills=("prefix_in_16_bits",),
+    )
+    yield _case(
         "nodes_1025",
         "The largest tree.",
         partial(_random, 67, (1025,), (3,)),
@@ -406,6 +437,15 @@ def _batches() -> Iterator[Case]:
         seed=71,
         flags=("ragged",),
         kills=("indptr_unrounded", "indptr_in_bits", "indptr_per_row", "last_request_skipped"),
+    )
+    yield _case(
+        "batch_256",
+        "More requests than a block of 64 or 128 takes, each behind the bytes of all before.",
+        partial(_random, 72, [1 + r % 3 for r in range(256)], [r * 5 % 7 for r in range(256)]),
+        family="random",
+        seed=72,
+        flags=("ragged",),
+        kills=("requests_past_64", "requests_past_128", "last_request_skipped"),
     )
     for name, start, count, budget in (("marginals_bf16", 3, 4, 32), ("marginals_f32", 9, 2, 64)):
         yield _case(
@@ -495,6 +535,29 @@ def _errors() -> Iterator[Case]:
         seed=50,
         flags=("ragged",),
         kills=("root_unchecked", "failed_masks_kept"),
+    )
+    yield _case(
+        "bad_link_of_node_100",
+        "Links of nodes past the 64th left unchecked.",
+        lambda: _edit(_random(56, (130,), (5,)), parents=((0, 100), 120)),
+        kind="NEG",
+        family="extreme",
+        seed=56,
+        kills=("links_past_64_unchecked", "parents_unchecked", "failed_masks_kept"),
+    )
+    yield _case(
+        "first_error",
+        "The order of errors: bad_input before bad_links before capacity, an inactive request's "
+        "prefix among what is checked.",
+        _two_errors,
+        spare=-101,
+        spare8=-12,
+        kind="NEG",
+        family="extreme",
+        seed=54,
+        flags=("ragged",),
+        wrong=("capacity_first",),
+        kills=("capacity_before_links", "links_before_input", "inactive_prefix_unchecked"),
     )
     yield _case(
         "full_too_small",

@@ -162,6 +162,28 @@ def _chain(nodes: int, coins: Sequence[float]) -> dict[str, Any]:
     )
 
 
+def _siblings(count: int, coins: Sequence[float]) -> Arrays:
+    """Roots with `count` children of equal probability, a request for each coin."""
+    vocab = 128
+    leaf = np.zeros((count, vocab))
+    leaf[:, 5] = 1.0
+    rows = np.concatenate([np.full((1, vocab), 1 / vocab), leaf])
+    tokens = [9, *(vocab - 1 - i for i in range(count))]
+    return _batch([_tree([-1, *[0] * count], tokens, rows, [c, 0.5], 0.25) for c in coins])
+
+
+def _long_chain() -> Arrays:
+    """65 nodes; the coins of the second request reject at depth 40."""
+    coins = [0.5] * 64 + [NAN]
+    return _batch([_chain(65, coins), _chain(65, [*coins[:40], 0.875, *coins[41:]])])
+
+
+def _between_f32() -> Arrays:
+    """Coins and probabilities that lie on the other side of a threshold once that is f32."""
+    coin = float(np.float32(0.25 / 0.6))  # just below 0.25 / 0.6
+    return _batch([_two(coin), _two(0.9, 0.5, [0.25, 0.0, 0.5, 0.25])])
+
+
 # Known-wrong conventions.
 
 
@@ -412,8 +434,50 @@ def _draws() -> Iterator[Case]:
             + (("tile_of_vocab",) if vocab > 1024 else ()),
         )
 
+    yield Case(
+        "vocab_50001",
+        "Ids past 32,768 left out of the draw.",
+        lambda: _final_coins([0.25, *[0.0] * 49_999, 0.75], [0.5]),
+        _attrs(0),
+        kills=("tile_of_vocab", "ids_cut_to_15_bits"),
+    )
+
 
 def _edges() -> Iterator[Case]:
+    yield Case(
+        "siblings_100",
+        "Children past the 32nd or 64th left out, or nodes past the 64th.",
+        partial(_siblings, 100, [0.25, 0.5, 0.75, 0.99]),
+        _attrs(1),
+        flags=("ragged",),
+        kills=("siblings_past_32", "nodes_past_64", "acc_not_summed"),
+    )
+    yield Case(
+        "chain_of_65",
+        "Coins or nodes past the 16th or 32nd depth.",
+        _long_chain,
+        _attrs(64),
+        kills=("coins_past_32", "nodes_past_64"),
+    )
+    yield Case(
+        "thresholds_between_f32",
+        "Thresholds, or the quotient by one, rounded to f32.",
+        _between_f32,
+        _attrs(2, 0.6, 0.5 + 2.0**-40),
+        family="tie",
+        kills=("thresholds_in_f32",),
+    )
+    yield Case(
+        "no_slots",
+        "N = 0: every request is inactive.",
+        lambda: {
+            **_batch([_tree([], [], np.zeros((0, 3)), [0.5, 0.5], 0.5)] * 2),
+            "n_nodes": np.array([0, 1], np.int32),
+        },
+        _attrs(1),
+        kind="NEG",
+        kills=("last_request_skipped",),
+    )
     yield Case(
         "inactive_requests",
         "n_nodes 0 between active requests draws nothing.",
@@ -504,6 +568,30 @@ def _errors() -> Iterator[Case]:
             "A final coin of 1.",
             lambda: _between({**_two(0.9), "final_coin": 1.0}),
             ("final_coin_unchecked",),
+        ),
+        (
+            "negative_final_coin",
+            "A negative final coin.",
+            lambda: _between({**_two(0.9), "final_coin": -0.25}),
+            ("final_coin_unchecked",),
+        ),
+        (
+            "nan_final_coin",
+            "A NaN final coin.",
+            lambda: _between({**_two(0.9), "final_coin": NAN}),
+            ("final_coin_unchecked",),
+        ),
+        (
+            "n_nodes_negative",
+            "A negative n_nodes taken for an inactive request.",
+            lambda: {**_between(_two(0.1)), "n_nodes": np.array([3, -1, 3], np.int32)},
+            ("negative_is_inactive",),
+        ),
+        (
+            "n_nodes_past_16_bits",
+            "An n_nodes that 16 bits turn into a valid one.",
+            lambda: {**_between(_two(0.1)), "n_nodes": np.array([3, 65_539, 3], np.int32)},
+            ("nodes_in_16_bits",),
         ),
         (
             "token_past_vocabulary",

@@ -272,13 +272,14 @@ def _masked_rows(**shape: Any) -> Arrays:
     return x.inputs(16, visible=visible)
 
 
-def _not_a_tree(**shape: Any) -> Arrays:
+def _not_a_tree(n: int = 9, **shape: Any) -> Arrays:
     """Any mask is legal: a checkerboard, with bytes other than 1 for visible."""
-    x = scene(330, [(5, 9)], **shape)
-    i, j = np.arange(9)[:, None], np.arange(9)[None, :]
+    x = scene(330, [(5, n)], **shape)
+    i, j = np.arange(n)[:, None], np.arange(n)[None, :]
     marks = np.where((i * 3 + j * 5) % 4 < 2, 1, 0).astype(np.uint8)
     inputs = x.inputs(1)
-    inputs["visible"][0] = marks * np.array([1, 2, 4, 128, 255, 1, 254, 16, 2], np.uint8)
+    some = np.array([1, 2, 4, 128, 255, 1, 254, 16, 2], np.uint8)
+    inputs["visible"][0] = marks * np.resize(some, n)
     return inputs
 
 
@@ -333,13 +334,14 @@ def _equal_keys() -> Arrays:
     return x.inputs(16)
 
 
-def _large_values() -> Arrays:
-    """Values near 2^100 and subnormal ones; scores stay small (q is 0 there)."""
-    x = scene(370, [(9, 4)])
+def _large_values(dtype: str = "f32") -> Arrays:
+    """Values near 2^100 and subnormal ones, or of 2^-114; scores stay small (q is 0 there)."""
+    x = scene(370, [(9, 4)], dtype=dtype)
     x.q[..., :VALUES] = 0.0
     for rows in (x.prefix[0], x.tree[0]):
-        rows[:, :3] = np.ldexp(np.rint(rows[:, :3] * 64), 94)
-        rows[:, 3:6] = np.ldexp(np.rint(rows[:, 3:6] * 64), -149)
+        rows[:, :3] = ROUND[dtype](np.ldexp(np.rint(rows[:, :3] * 64), 94))
+        small = np.rint(rows[:, 3:6] * 64)
+        rows[:, 3:6] = ROUND[dtype](np.ldexp(small, -149 if dtype == "f32" else -120))
         rows[:, 6:8] = np.where(rows[:, 6:8] < 0, -0.0, 0.0)
     return x.inputs(1)
 
@@ -365,45 +367,135 @@ def _scaled(seed: int, gain: float, dtype: str = "f32") -> Callable[[], Arrays]:
     return make
 
 
-def _page_out_of_range(**shape: Any) -> Arrays:
+def _page_out_of_range(part: str = "whole", **shape: Any) -> Arrays:
     """One fault a request, good requests between them."""
     x = scene(400, [(20, 3)] * 12, H=1, **shape)
-    inputs = x.inputs(16)
+    inputs = x.inputs(16, part)
     pages = len(inputs["kv_pool"]) // 16
-    inputs["page_table"][1, 1] = pages  # first page past the pool
-    inputs["page_table"][2, 0] = -1
-    inputs["prefix_len"][4] = 3 * 16 + 1  # one row more than the table names
-    inputs["page_table"][4] = inputs["page_table"][4, 0]
-    inputs["prefix_len"][5] = -1
-    inputs["tree_slots"][6, 2] = pages * 16
-    inputs["tree_slots"][7, 0] = -1
     inputs["n_nodes"][8] = 4
     inputs["n_nodes"][9] = -1
-    inputs["page_table"][10, 0] = 2**31 - 1  # 32-bit page * 16 wraps to -16
+    if part != "tail":
+        inputs["page_table"][1, 1] = pages  # first page past the pool
+        inputs["page_table"][2, 0] = -1
+        inputs["prefix_len"][4] = 3 * 16 + 1  # one row more than the table names
+        inputs["page_table"][4] = inputs["page_table"][4, 0]
+        inputs["prefix_len"][5] = -1
+        inputs["page_table"][10, 0] = 2**31 - 1  # 32-bit page * 16 wraps to -16
+    if part != "prefix":
+        inputs["tree_slots"][6, 2] = pages * 16
+        inputs["tree_slots"][7, 0] = -1
     return inputs
 
 
-def _page_wraps() -> Arrays:
+def _lengths_that_wrap(**shape: Any) -> Arrays:
+    """Lengths to which nothing can be added in 32 bits."""
+    inputs = scene(406, [(20, 3)] * 6, H=1, D=4, **shape).inputs(16)
+    inputs["prefix_len"][[1, 3]] = 2**31 - 1, 2**31 - 15
+    inputs["n_nodes"][4] = 2**31 - 1
+    return inputs
+
+
+def _table_full(**shape: Any) -> Arrays:
+    """Prefixes that fill every page of the table, and one row less."""
+    inputs = scene(407, [(32, 3), (31, 2), (32, 1)], **shape).inputs(16)
+    inputs["page_table"] = inputs["page_table"][:, :2].copy()
+    return inputs
+
+
+def _without(axis: str, **shape: Any) -> Arrays:
+    """No "nodes", "heads", "table" or "pool"; the last request needs one, unless it is heads."""
+    heads = 0 if axis == "heads" else 2
+    sizes = [(0, 0), (0, 0 if axis == "nodes" else 2)]
+    inputs = scene(408, sizes, H=heads, **shape).inputs(1)
+    if axis == "nodes":
+        inputs["n_nodes"][1] = 2
+    elif axis == "heads":
+        inputs["n_nodes"][1] = 3
+    elif axis == "table":
+        more = scene(409, [(0, 2)] * 3, **shape).inputs(1)
+        more["page_table"] = more["page_table"][:, :0].copy()
+        more["prefix_len"][2] = 1
+        return more
+    else:
+        inputs["kv_pool"] = inputs["kv_pool"][:0].copy()
+    return inputs
+
+
+def _shared_rows(**shape: Any) -> Arrays:
+    """Requests with one prefix, a page that comes twice, nodes in prefix pages, two on one slot."""
+    inputs = scene(416, [(37, 5), (37, 4), (48, 3)], **shape).inputs(16)
+    table, slots, pool = inputs["page_table"], inputs["tree_slots"], inputs["kv_pool"]
+    table[1, :2] = table[0, :2]
+    table[2, 1] = table[2, 0]
+    for r in range(2):  # right behind the prefix, as where the next tokens would go
+        behind = table[r, 2] * 16 + 5 + np.arange(4)
+        pool[behind] = pool[slots[r, :4]]
+        slots[r, :4] = behind
+    slots[0, 4] = slots[0, 1]
+    slots[2, 1] = table[2, 0] * 16 + 3
+    return inputs
+
+
+def _one_page() -> Arrays:
+    """D 576, page 64, and a pool of one page, with prefix and tree in it."""
+    x = scene(1350, [(5, 2)], H=1, D=576, dtype="f16")
+    pool = np.full((64, 576), NAN)
+    pool[:5], pool[[60, 7]] = x.prefix[0], x.tree[0]
+    return {
+        **x.inputs(64),
+        "kv_pool": pool,
+        "page_table": np.array([[0, 1]], np.int32),
+        "tree_slots": np.array([[60, 7]], np.int32),
+    }
+
+
+def _means(
+    seed: int, size: tuple[int, int], page: int, part: str = "whole", **shape: Any
+) -> Callable[[], Arrays]:
+    """Queries of head 0 are zero: its weights are equal and exact, its output is a plain mean."""
+
+    def make() -> Arrays:
+        x = scene(seed, [size], **shape)
+        x.q[0, : size[1], 0] = 0.0
+        return x.inputs(page, part)
+
+    return make
+
+
+def _far_needles(seed: int, page: int, dtype: str = "f32") -> Callable[[], Arrays]:
+    """5,003 prefix rows of which a few, on both sides of powers of two, hold values."""
+    named = [0, 255, 256, 511, 512, 1023, 1024, 2047, 2048, 4095, 4096, 5002]
+
+    def make() -> Arrays:
+        x = scene(seed, [(5003, 2)], H=1, D=3, dtype=dtype)
+        x.prefix[0][np.setdiff1d(np.arange(5003), named), :2] = 0.0
+        _needle(x, 0, named, [], 2)
+        return x.inputs(page)
+
+    return make
+
+
+def _page_wraps(**shape: Any) -> Arrays:
     """Page ids whose slot wraps to a valid one in 32 bits."""
-    x = scene(405, [(20, 2)] * 4)
+    x = scene(405, [(20, 2)] * 4, **shape)
     inputs = x.inputs(16)
     inputs["page_table"][1, 0] = 2**28  # times 16 = 2^32, which is slot 0 in 32 bits
     inputs["page_table"][2, 1] = 2**28 + 1
     return inputs
 
 
-def _unused_out_of_range() -> Arrays:
+def _unused_out_of_range(**shape: Any) -> Arrays:
     """Everything that may hold garbage does; nothing of it may be refused."""
-    x = scene(410, [(16, 3), (0, 4), (17, 0), (1, 1)])
+    x = scene(410, [(16, 3), (0, 4), (17, 0), (1, 1)], **shape)
     inputs = x.inputs(16)
     inputs["prefix_len"][2] = -5  # an inactive request is not read
     inputs["page_table"][2] = -1
     return inputs
 
 
-def _pool_edge() -> Arrays:
+def _pool_edge(**shape: Any) -> Arrays:
     """The pool ends inside a page: a used row past its end is refused, an unused one is not."""
-    x = scene(415, [(20, 2), (20, 2), (16, 2)])
+    x = scene(415, [(20, 2), (20, 2), (16, 2)], **shape)
     inputs = x.inputs(16, shuffle=False, spare_pages=2)
     inputs["kv_pool"] = inputs["kv_pool"][: 16 * 7 + 5].copy()
     inputs["kv_pool"][16 * 7 :] = x.prefix[1][:5]
@@ -445,6 +537,7 @@ def cases() -> Iterator[Case]:
     yield from _sizes()
     yield from _scores()
     yield from _dtypes()
+    yield from _half()
     yield from _tensor_cores()
     yield from _refusals()
     yield from _recorded()
@@ -584,6 +677,16 @@ def _masks() -> Iterator[Case]:
         family="hand",
         seed=330,
         kills=("visible_is_bit_0", "mask_transposed", "no_self"),
+    )
+    yield Case(
+        name="any_mask_of_70",
+        catches="tiles above the diagonal skipped, as if rows saw only what came before them",
+        inputs=lambda: _not_a_tree(70, H=1, D=6),
+        attrs=_attrs(Dv=2),
+        profile="f32",
+        family="hand",
+        seed=330,
+        kills=("tiles_above_diagonal_skipped", "visible_is_bit_0", "mask_transposed"),
     )
     yield Case(
         name="pad_nodes",
@@ -756,6 +859,23 @@ def _pages() -> Iterator[Case]:
         kills=("causal_mask", "no_self"),
         wrong=("causal_instead_of_ancestor",),
     )
+    for dtype in ("bf16", "f16"):
+        for part, page, kills in (
+            ("prefix", 64, ("prefix_is_causal", "last_prefix_key_dropped", "page_size_is_16")),
+            ("tail", 1, ("causal_mask", "no_self")),
+        ):
+            yield Case(
+                name=f"part_{part}_{dtype}",
+                catches=f"the {part} part in this type",
+                inputs=_random(880, [(21, 5), (40, 9)], page, part, H=1, dtype=dtype),
+                attrs=_attrs(page, part),
+                dtypes=_all(dtype),
+                profile=f"{dtype}_f32acc",
+                family="random",
+                seed=880,
+                flags=("ragged",),
+                kills=kills,
+            )
     yield Case(
         name="part_prefix_empty",
         catches="the prefix part without a prefix: every row is empty",
@@ -766,15 +886,53 @@ def _pages() -> Iterator[Case]:
         seed=870,
         kills=("empty_row_is_nan",),
     )
+    for part in ("prefix", "tail", "whole"):
+        yield Case(
+            name="parts_f32_out" if part == "prefix" else f"{part}_f32_out",
+            catches="parts that go to a merge: f32 out of bf16 rows, not rounded to bf16; one "
+            "head's weights are equal, so that rounding them hides nothing",
+            inputs=_means(880, (50, 5), 16, part, dtype="bf16"),
+            attrs=_attrs(16, part),
+            dtypes=_all("bf16", "f32"),
+            profile="bf16_f32acc_pbf16_f32out",
+            family="random",
+            seed=880,
+            kills=("f32_out_through_bf16",),
+        )
+    for page in (1, 16, 64):
+        yield Case(
+            name=f"prefix_5003_page_{page}",
+            catches="a prefix, or its page table, cut to a power of two",
+            inputs=_far_needles(890 + page, page),
+            attrs=_attrs(page, Dv=2, scale=1.0),
+            profile="f32",
+            family="needle",
+            seed=890 + page,
+            kills=("prefix_past_4096", "last_prefix_key_dropped")
+            + (("table_past_256",) if page < 64 else ("table_past_64",)),
+        )
     yield Case(
-        name="parts_f32_out",
-        catches="parts that go to a merge: f32 out of bf16 rows, not rounded to bf16",
-        inputs=_random(880, [(50, 5)], 16, "prefix", dtype="bf16"),
-        attrs=_attrs(16, "prefix"),
-        dtypes=_all("bf16", "f32"),
-        profile="bf16_f32acc_pbf16_f32out",
+        name="shared_rows",
+        catches="pages and slots taken to have one owner: requests share a prefix, a page comes "
+        "twice in a table, nodes lie in prefix pages, two of them on one slot",
+        inputs=_shared_rows,
+        attrs=_attrs(16),
+        profile="f32",
         family="random",
-        seed=880,
+        seed=416,
+        flags=("ragged",),
+        kills=("shared_page_dropped", "repeated_slot_dropped"),
+    )
+    yield Case(
+        name="table_full",
+        catches="a prefix that fills its page table refused",
+        inputs=_table_full,
+        attrs=_attrs(16),
+        profile="f32",
+        family="random",
+        seed=407,
+        flags=("ragged",),
+        kills=("full_table_refused",),
     )
 
 
@@ -805,6 +963,28 @@ def _sizes() -> Iterator[Case]:
             seed=900 + n,
             kills=kills,
         )
+    yield Case(
+        name="nodes_257",
+        catches="nodes or mask columns past 64, 128 or 256 dropped: the last rows dominate",
+        inputs=_wide_tree(1157, 257, trees="star"),
+        attrs=_attrs(1, Dv=2, scale=0.5),
+        profile="f32",
+        family="needle_alt",
+        seed=1157,
+        kills=("columns_past_64_hidden", "columns_past_128_hidden", "columns_past_256_hidden",
+               "nodes_past_65", "nodes_past_256"),
+    )  # fmt: skip
+    yield Case(
+        name="batch_257",
+        catches="more requests than a warp, or a block of them",
+        inputs=_random(1260, [*((r % 3, r % 2) for r in range(256)), (2, 1)], 1, H=1, D=4),
+        attrs=_attrs(1, Dv=2),
+        profile="f32",
+        family="random",
+        seed=1260,
+        flags=("ragged",),
+        kills=("requests_past_64", "requests_past_256"),
+    )
     for keys in (63, 64, 65, 127, 129):
         kills = ()
         if keys in (65, 129):
@@ -821,16 +1001,16 @@ def _sizes() -> Iterator[Case]:
             seed=1000 + keys,
             kills=kills,
         )
-    for D, Dv in ((1, 1), (33, 31), (65, 64), (40, 40), (17, 0)):
+    for D, Dv in ((1, 1), (33, 31), (65, 64), (40, 40), (17, 0), (0, 0)):
         yield Case(
             name=f"width_{D}_values_{Dv}",
-            catches="row widths that are no multiple of a vector",
+            catches="row widths that are no multiple of a vector, or rows without columns",
             inputs=_random(1100 + D, [(10, 4)], 1, D=D),
             attrs=_attrs(1, Dv=Dv),
             profile="f32",
             family="random",
             seed=1100 + D,
-            kills=(("width_tail_dropped",) if D in (33, 65, 40, 17) else ())
+            kills=(("width_tail_dropped",) if D > 1 else ("lse_is_max",))
             + (("value_tail_not_written",) if Dv in (31, 40) else ()),
         )
     for H in (1, 3, 17):
@@ -844,6 +1024,16 @@ def _sizes() -> Iterator[Case]:
             seed=1200 + H,
             kills=("heads_past_16",) if H == 17 else (),
         )
+    yield Case(
+        name="heads_129",
+        catches="more heads than a block of 64 or 128",
+        inputs=_random(1329, [(3, 1)], 1, H=129, D=6),
+        attrs=_attrs(Dv=3),
+        profile="f32",
+        family="random",
+        seed=1329,
+        kills=("heads_past_64", "heads_past_128"),
+    )
     yield Case(
         name="head_and_node_order",
         catches="lse laid out as [R, H, N], or out as [R, H, N, Dv]",
@@ -873,6 +1063,20 @@ def _sizes() -> Iterator[Case]:
         seed=1240,
         null_ok="there is nothing to write",
     )
+    for axis, kills in (
+        ("nodes", ("nothing_without_elements",)), ("heads", ("nothing_without_elements",)),
+        ("table", ("empty_table_refused",)), ("pool", ("empty_pool_refused",)),
+    ):  # fmt: skip
+        yield Case(
+            name=f"no_{axis}",
+            catches=f"no {axis} at all: a launch that fails, a status that is not written, or "
+            "requests refused that need none",
+            inputs=partial(_without, axis),
+            attrs=_attrs(),
+            profile="f32",
+            seed=408,
+            kills=kills,
+        )
     yield Case(
         name="all_inactive",
         catches="inactive requests that are refused or left unwritten",
@@ -884,12 +1088,13 @@ def _sizes() -> Iterator[Case]:
     )
 
 
-def _wide_tree(seed: int, n: int) -> Callable[[], Arrays]:
+def _wide_tree(seed: int, n: int, **shape: Any) -> Callable[[], Arrays]:
     """Each node's own row and its parent's hold its mass: the last columns of the mask matter."""
 
     def make() -> Arrays:
-        x = scene(seed, [(3, n)], H=1, D=8)
-        x.tree[0][:, 4] = np.arange(n) / 16.0  # later rows score higher
+        x = scene(seed, [(3, n)], H=1, D=8, **shape)
+        # Later rows score higher; 256 sixteenths are what bf16 can hold.
+        x.tree[0][:, 4] = np.minimum(np.arange(n), 256) / 16.0
         x.q[0, :, :, 4] = 3.0
         return x.inputs(1)
 
@@ -908,6 +1113,20 @@ def _negative_scores(seed: int, keys: int) -> Callable[[], Arrays]:
         if keys > 1:
             x.prefix[0][-1, 8] = -2.5
         return x.inputs(1)
+
+    return make
+
+
+def _levels(level: tuple[float, float], dtype: str) -> Callable[[], Arrays]:
+    """Scores near the product of `level` / 8, a few steps apart, on the grid of 16-bit types."""
+
+    def make() -> Arrays:
+        x = scene(397, [(40, 5), (0, 4)], H=1, D=4, dtype=dtype)
+        x.q = np.ldexp(x.q, -10)
+        x.q[..., 2] = np.where(np.isnan(x.q[..., 2]), NAN, level[0])
+        for rows in (*x.prefix, *x.tree):
+            rows[:, 2] = level[1] + np.arange(len(rows)) % 4
+        return x.inputs(16)
 
     return make
 
@@ -990,6 +1209,17 @@ def _scores() -> Iterator[Case]:
         kills=("causal_mask",),
     )
     yield Case(
+        name="large_and_small_values_bf16",
+        catches="bf16 rows that pass through f16, whose range is too small for them",
+        inputs=partial(_large_values, "bf16"),
+        attrs=_attrs(1),
+        dtypes=_all("bf16"),
+        profile="bf16_f32acc_pbf16",
+        family="extreme",
+        seed=370,
+        kills=("rows_through_f16", "causal_mask"),
+    )
+    yield Case(
         name="outlier_channels",
         catches="columns far larger than the rest, as in recorded activations",
         inputs=_outlier_channels,
@@ -1023,6 +1253,22 @@ def _scores() -> Iterator[Case]:
             kills=("scale_from_width", "scale_built_in", "scale_without_mscale")
             + (("scale_missing",) if scale != 1.0 else ()),
             wrong=("scale_is_width_power_minus_half",) if scale == V3 else (),
+        )
+
+    for name, scale, fault in (
+        ("zero", 0.0, "scale_zero_is_default"),
+        ("negative", -0.25, "scale_without_sign"),
+    ):
+        yield Case(
+            name=f"scale_{name}",
+            catches="a scale of 0 taken for none given, or one below 0 for its magnitude",
+            inputs=_random(396, [(20, 4), (0, 3)], 1),
+            attrs=_attrs(scale=scale),
+            profile="f32",
+            family="random",
+            seed=396,
+            kills=(fault, "scale_from_width"),
+            wrong=("scale_is_width_power_minus_half",),
         )
 
 
@@ -1069,6 +1315,40 @@ def _dtypes() -> Iterator[Case]:
         kills=("last_prefix_key_dropped", "no_self", "rope_dropped"),
     )
     yield Case(
+        name="mla_scale_zero",
+        catches="D 576, Dv 512: a scale of 0 taken for none given",
+        inputs=_random(1345, [(4, 2)], 1, H=1, D=576, dtype="bf16"),
+        attrs=_attrs(Dv=512, scale=0.0),
+        dtypes=_all("bf16"),
+        profile="bf16_f32acc_pbf16",
+        family="random",
+        seed=1345,
+        kills=("scale_zero_is_default", "scale_missing", "no_self"),
+    )
+    yield Case(
+        name="mla_f32_out",
+        catches="D 576, Dv 512: f32 out of bf16 rows, not rounded to bf16",
+        inputs=_means(1346, (3, 1), 1, "prefix", H=2, D=576, dtype="bf16"),
+        attrs=_attrs(1, "prefix", Dv=512),
+        dtypes=_all("bf16", "f32"),
+        profile="bf16_f32acc_pbf16_f32out",
+        family="random",
+        seed=1346,
+        kills=("f32_out_through_bf16", "last_prefix_key_dropped"),
+    )
+    yield Case(
+        name="mla_f16",
+        catches="D 576, Dv 512 in f16, page 64, prefix and tree in one page",
+        inputs=_one_page,
+        attrs=_attrs(64, Dv=512),
+        dtypes=_all("f16"),
+        profile="f16_f32acc_pf16",
+        family="random",
+        seed=1350,
+        flags=("poison",),
+        kills=("no_self", "last_prefix_key_dropped"),
+    )
+    yield Case(
         name="f16_small_weights",
         catches="P in f16 that flushes weights which together matter",
         inputs=_random(1340, [(300, 2)], 16, H=1, dtype="f16"),
@@ -1079,6 +1359,69 @@ def _dtypes() -> Iterator[Case]:
         seed=1340,
         kills=("tail_tile_dropped",),
     )
+
+
+def _half() -> Iterator[Case]:
+    """Conditions of f32 cases for kernels that take 16-bit types only."""
+    refusals = ("bad_page_accepted", "bad_slot_accepted", "long_prefix_accepted",
+                "many_nodes_accepted", "bad_request_fails_batch",
+                "refused_rows_not_written")  # fmt: skip
+    wide = ("columns_past_64_hidden", "columns_past_128_hidden", "nodes_past_65")
+    for dtype in ("bf16", "f16"):
+        shape: dict[str, Any] = {"H": 1, "D": 4, "dtype": dtype}
+        rows = [(r % 3, r % 2) for r in range(257)]
+        table: tuple[tuple[str, Callable[[], Arrays], int, int, float, tuple[str, ...]], ...] = (
+            ("refused_requests", partial(_page_out_of_range, D=4, dtype=dtype), 16, 2, K25,
+             refusals),
+            ("rows_that_see_nothing", partial(_masked_rows, **shape), 16, 2, K25,
+             ("empty_lse_is_plus_inf", "empty_row_is_mean", "empty_row_is_nan")),
+            ("unseen_rows_nan", partial(_unseen_rows, NAN, **shape), 16, 2, K25,
+             ("unseen_row_times_zero",)),
+            ("any_mask_of_70", partial(_not_a_tree, 70, **shape), 1, 2, K25,
+             ("tiles_above_diagonal_skipped", "visible_is_bit_0", "mask_transposed")),
+            ("nodes_130", _wide_tree(1157, 130, dtype=dtype), 1, 2, 0.5, wide),
+            ("batch_257", _random(1261, rows, 1, **shape), 1, 2, K25, ("requests_past_64",)),
+            ("heads_129", _random(1330, [(3, 1)], 1, H=129, D=4, dtype=dtype), 1, 2, K25,
+             ("heads_past_16", "heads_past_64", "heads_past_128")),
+            ("prefix_5003_page_16", _far_needles(906, 16, dtype), 16, 2, 1.0,
+             ("prefix_past_4096", "table_past_256")),
+            ("scores_near_minus_60000", _levels((2048.0, -234.0), dtype), 16, 2, 0.125,
+             ("masked_score_is_small", "no_max_shift")),
+            ("scores_near_2000", _levels((64.0, 250.0), dtype), 16, 2, 0.125,
+             ("no_max_shift", "constant_shift")),
+            ("scale_negative", _random(396, [(20, 4), (0, 3)], 1, **shape), 1, 2, -0.25,
+             ("scale_without_sign", "tree_skipped_without_prefix")),
+            ("lengths_that_wrap", partial(_lengths_that_wrap, dtype=dtype), 16, 2, K25,
+             ("length_wraps",)),
+            ("page_ids_that_wrap", partial(_page_wraps, **shape), 16, 2, K25, ("slot_in_32_bits",)),
+            ("pool_ends_inside_a_page", partial(_pool_edge, **shape), 16, 2, K25,
+             ("whole_page_checked", "page_start_checked")),
+            ("unused_garbage", partial(_unused_out_of_range, **shape), 16, 2, K25,
+             ("unused_page_refused", "inactive_request_checked")),
+            ("table_full", partial(_table_full, **shape), 16, 2, K25, ("full_table_refused",)),
+            ("shared_rows", partial(_shared_rows, **shape), 16, 2, K25,
+             ("shared_page_dropped", "repeated_slot_dropped")),
+            ("width_33_values_31", _random(1133, [(10, 4)], 1, H=1, D=33, dtype=dtype), 1, 31, K25,
+             ("width_tail_dropped", "value_tail_not_written")),
+            ("no_nodes", partial(_without, "nodes", D=4, dtype=dtype), 1, 2, K25,
+             ("nothing_without_elements",)),
+            ("no_table", partial(_without, "table", D=4, dtype=dtype), 1, 2, K25,
+             ("empty_table_refused",)),
+            ("no_pool", partial(_without, "pool", D=4, dtype=dtype), 1, 2, K25,
+             ("empty_pool_refused",)),
+        )  # fmt: skip
+        for name, inputs, page, Dv, scale, kills in table if dtype == "bf16" else table[:9]:
+            yield Case(
+                name=f"{name}_{dtype}",
+                catches=f"the condition `{name}`, for kernels that do not take f32",
+                inputs=inputs,
+                attrs=_attrs(page, Dv=Dv, scale=scale),
+                dtypes=_all(dtype),
+                profile="bf16_f32acc_pbf16" if dtype == "bf16" else "f16_f32acc_pf16",
+                family="hand",
+                flags=("ragged",) if name in ("refused_requests", "batch_257") else (),
+                kills=kills,
+            )
 
 
 def _tensor_cores() -> Iterator[Case]:
@@ -1107,7 +1450,7 @@ def _tensor_cores() -> Iterator[Case]:
         ("rows_that_see_nothing", "NaN or a mean for a row without keys",
          mla(_masked_rows, dtype="f16"), 16, f16, ()),
         ("any_mask", "a mask taken for a tree, or a byte for a bit",
-         mla(_not_a_tree), 1, bf16, ()),
+         mla(_not_a_tree, 70), 1, bf16, ()),
         ("refused_requests", "a refused request that is read, or that fails its batch",
          mla(_page_out_of_range), 16, bf16, ("ragged",)),
     ):  # fmt: skip
@@ -1137,6 +1480,27 @@ def _refusals() -> Iterator[Case]:
                "many_nodes_accepted", "bad_request_fails_batch", "refused_rows_not_written"),
         wrong=("bad_request_fails_batch",),
     )  # fmt: skip
+    for part in ("prefix", "tail"):
+        yield Case(
+            name=f"refused_requests_{part}",
+            catches=f"a request of the {part} part whose lengths or slots are out of range",
+            inputs=partial(_page_out_of_range, part, D=4), attrs=_attrs(16, part, Dv=2),
+            profile="f32", family="hand", seed=400, flags=("ragged",),
+            kills=(f"{part}_part_unchecked", "many_nodes_accepted", "bad_request_fails_batch",
+                   "refused_rows_not_written"),
+            wrong=("bad_request_fails_batch",),
+        )  # fmt: skip
+    yield Case(
+        name="lengths_that_wrap",
+        catches="a length near 2^31 that wraps to nothing when a page is added to it",
+        inputs=_lengths_that_wrap,
+        attrs=_attrs(16, Dv=2),
+        profile="f32",
+        family="hand",
+        seed=406,
+        flags=("ragged",),
+        kills=("length_wraps", "status_always_ok"),
+    )
     yield Case(
         name="page_ids_that_wrap",
         catches="page times page size in 32 bits: an absurd page id becomes a valid slot",
