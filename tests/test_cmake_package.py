@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def test_every_case_is_a_test_and_what_is_not_supported_is_skipped(project: Path
     assert text.endswith("exit 0"), text
     assert "out of 37" in text
     assert "mine.argmax.random_bf16 (Skipped)" in text
-    assert "mine.argmax.random_f32 ...........   Passed" in text
+    assert re.search(r"mine\.argmax\.random_f32 \.+ +Passed", text)
 
 
 def test_a_wrong_kernel_fails_and_its_case_is_named(project: Path) -> None:
