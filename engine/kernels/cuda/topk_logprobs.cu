@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "detail/block.cuh"
+#include "detail/overlap.cuh"
 #include "detail/rows.cuh"
 #include "kdtr/registry.h"
 
@@ -18,6 +20,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kVectors = 5;            // 16-byte vectors a thread holds
 constexpr int kFastK = 256;            // up to here thread maxima bound the K-th value well
 constexpr int kBuffer = 2 * kThreads;  // candidates of a chunk; at least the largest K
+constexpr int kStaged = 96;            // threads that hand their vectors to the block
 constexpr int kBinBits = 9;            // of the histogram of thread maxima
 constexpr int kBins = 1 << kBinBits;
 constexpr int kLaneBins = kBins / 32;
@@ -96,6 +99,16 @@ __device__ void load_chunk(const T* row, std::int64_t first, std::int64_t vocab,
   constexpr int kCount = Lanes<T>::kCount;
   constexpr std::uint32_t kFill = Lanes<T>::kFill;
   const bool aligned = reinterpret_cast<std::uintptr_t>(row) % 16 == 0;
+  if (aligned && first + static_cast<std::int64_t>(chunk_vectors) * kCount <= vocab) {
+    const uint4* from = reinterpret_cast<const uint4*>(row + first) + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      v[j] = {kFill, kFill, kFill, kFill};
+      if (j * kThreads + static_cast<int>(threadIdx.x) < chunk_vectors)
+        v[j] = __ldg(from + j * kThreads);
+    }
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
     const int vector = j * kThreads + static_cast<int>(threadIdx.x);
@@ -158,39 +171,44 @@ __device__ double thread_sum(const uint4 (&v)[kVectors], float top) {
   return sum;
 }
 
-// Sum of e^x 2^-shift by the hardware's 2^x: |error| < 2^-21.1 of it. For |x| < 2^13; shift is an
-// integer and at least the greatest x log2(e).
+constexpr float kLog2E = 1.44269502f;           // log2(e) in f32,
+constexpr double kLog2ERest = 1.9259629911e-8;  // and what it leaves
+constexpr float kMiddle = 6.0f;                 // of the exponents that matter, below the greatest
+
+// Sum of 2^(x kLog2E - shift) by the hardware's 2^x, where shift is about top kLog2E - kMiddle and
+// |top| < 2^13; that is e^x over a constant if kLog2ERest is made up for at top - kMiddle ln 2. Of
+// it, |error| < 2^-21: where up to 20,480 elements matter, their exponents lie in [-8, 8] and are
+// rounded by 2^-22, 1.65e-7 of e^x; 2^x is within 1.44e-7 of itself (every f32 was tried), two
+// additions in f32 within 1.19e-7, and what kLog2ERest leaves within 0.8e-7, of the other sign than
+// the greater error of 2^x.
 template <class T>
 __device__ double thread_sum_fast(const uint4 (&v)[kVectors], float shift) {
-  constexpr float kMagic = 12582912.0f;
-  const float lowest = (shift - 125.0f) * 0.693147f;
-  const std::uint32_t bias = static_cast<std::uint32_t>(127 - static_cast<int>(shift)) << 23;
   double sum = 0;
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
-    float part[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < Lanes<T>::kCount; ++i) {
-      const float x = fmaxf(element<T>(v[j], i), lowest);
-      const float shifted = fmaf(x, 1.44269502f, kMagic);
-      const float n = shifted - kMagic;
-      const float f = fmaf(x, 1.92596299e-8f, fmaf(x, 1.44269502f, -n));
-      const float scale = __uint_as_float((__float_as_uint(shifted) << 23) + bias);
-      part[i % 2] = fmaf(power_of_two(f), scale, part[i % 2]);
+    for (int i = 0; i < Lanes<T>::kCount; i += 4) {
+      float e[4];
+#pragma unroll
+      for (int l = 0; l < 4; ++l)
+        e[l] = power_of_two(fmaf(element<T>(v[j], i + l), kLog2E, -shift));
+      sum += static_cast<double>((e[0] + e[1]) + (e[2] + e[3]));
     }
-    sum += static_cast<double>(part[0] + part[1]);
   }
   return sum;
 }
 
 struct Shared {
   std::uint64_t keys[kBuffer];
+  uint4 staged[kStaged * kVectors];  // vectors of threads whose maximum reaches the threshold
+  int owner[kStaged];                // those threads
   double sums[kWarps];
   std::uint32_t words[2][kWarps];
   int bins[kLaneBins][32];    // those of a lane follow each other in the histogram
   std::uint32_t most, least;  // the bin in which the first k thread maxima end
   int above, reached;         // how many are above it, and how many above it or in it
-  int count;
+  int count;                  // of keys
+  int stages;                 // of staged threads; more than kStaged: not all are there
 };
 
 // The greatest of the thread maxima of a block and the least finite one, in key bits.
@@ -351,6 +369,44 @@ __device__ void collect(const uint4 (&v)[kVectors], float threshold, std::uint32
   }
 }
 
+// The same where few threads have a maximum of at least `threshold`: these hand their vectors to
+// the block, a vector to a thread. All threads.
+template <class T>
+__device__ void collect_staged(const uint4 (&v)[kVectors], float thread_top, float threshold,
+                               std::uint32_t first_id, Shared& s) {
+  const bool has = thread_top >= threshold;
+  const unsigned having = __ballot_sync(~0u, has);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  int at = 0;
+  if (lane == 0 && having != 0) at = atomicAdd(&s.stages, __popc(having));
+  at = __shfl_sync(~0u, at, 0) + __popc(having & ((1u << lane) - 1));
+  if (has && at < kStaged) {
+    s.owner[at] = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) s.staged[at * kVectors + j] = v[j];
+  }
+  __syncthreads();
+  const int stages = s.stages;
+  if (stages > kStaged) {
+    if (has) collect<T>(v, threshold, first_id, s);
+    return;
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < stages * kVectors; i += kThreads) {
+    const uint4 mine = s.staged[i];
+    if (vector_max<T>(mine) < threshold) continue;
+    const int vector = i % kVectors * kThreads + s.owner[i / kVectors];
+#pragma unroll
+    for (int e = 0; e < Lanes<T>::kCount; ++e) {
+      const float x = element<T>(mine, e);
+      if (x < threshold) continue;
+      const int to = atomicAdd(&s.count, 1);
+      if (to < kBuffer)
+        s.keys[to] =
+            key_of(x, first_id + static_cast<std::uint32_t>(vector * Lanes<T>::kCount + e));
+    }
+  }
+}
+
 // Exactly the k best of the chunk (or all finite ones) into s.keys: whatever is above the K-th
 // value, then of its equals those of the lowest ids. Returns their number.
 template <class T>
@@ -453,13 +509,12 @@ __global__ void __launch_bounds__(kThreads, 3)
   const std::int64_t first = static_cast<std::int64_t>(chunk) * chunk_vectors * Lanes<T>::kCount;
   const int thread = static_cast<int>(threadIdx.x);
 
+  s.bins[thread / 32][thread % 32] = 0;
+  if (thread == 0) s.count = s.stages = 0;
+  wait_for_last();
+  let_next_start();
   uint4 v[kVectors];
   load_chunk(row, first, vocab, chunk_vectors, logits, logits + rows * vocab, v);
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-  s.bins[thread / 32][thread % 32] = 0;
-  if (thread == 0) s.count = 0;
   const float thread_top = thread_max<T>(v);
   const std::uint32_t mine = ordered(thread_top + 0.0f);
   const Range range = block_range(mine, s);  // its barrier also shows the zeros
@@ -480,7 +535,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     if (warp == 0) find_bin(range.top, range.least, 0, k, s);
   }
   const bool fast = fabsf(top) < 8192.0f;
-  const float shift = ceilf(top * 1.44269504f);
+  const float shift = top * kLog2E - kMiddle;
   if (fast) {
     const double sum = warp_sum(thread_sum_fast<T>(v, shift));
     if (thread % 32 == 0) s.sums[warp] = sum;
@@ -504,7 +559,7 @@ __global__ void __launch_bounds__(kThreads, 3)
         __syncthreads();
       }
       const float threshold = s.least <= kMinusInf ? kLowest : unordered(s.least);
-      if (thread_top >= threshold) collect<T>(v, threshold, static_cast<std::uint32_t>(first), s);
+      collect_staged<T>(v, thread_top, threshold, static_cast<std::uint32_t>(first), s);
       __syncthreads();
       count = s.count;
       exact = count > kBuffer;
@@ -517,10 +572,14 @@ __global__ void __launch_bounds__(kThreads, 3)
 
   // An lse of 8 or more has an ulp that the fast sum keeps well; the row's is at least the chunk's.
   const double fast_sum = fast ? sum_of_warps(s) : 0.0;
-  const int exponent = (__double2hiint(fast_sum) >> 20) - 1023 + static_cast<int>(shift);
-  if (fast && exponent >= 12) {   // 2^12 > e^8
-    if (thread == kThreads - 32)  // of a warp with little to sort
-      part = {log(fast_sum) + static_cast<double>(shift) * 0.6931471805599453, top, min(count, k)};
+  const int exponent = (__double2hiint(fast_sum) >> 20) - 1023 + static_cast<int>(floorf(shift));
+  if (fast && exponent >= 12) {     // 2^12 > e^8
+    if (thread == kThreads - 32) {  // of a warp with little to sort
+      constexpr double kLn2 = 0.6931471805599453;
+      const double middle = static_cast<double>(top) - kLn2 * kMiddle;
+      const double base = (static_cast<double>(shift) + middle * kLog2ERest) * kLn2;
+      part = {log(fast_sum) + base, top, min(count, k)};
+    }
     return;
   }
   // Near 0 the maximum has bits that x - top cannot keep.
@@ -584,18 +643,26 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t row = blockIdx.x;
   const std::int64_t request = row / depths;
   const int thread = static_cast<int>(threadIdx.x);
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
+  wait_for_last();
+  let_next_start();
 
+  const Part* mine = parts + row * chunks;
+  // Lists [from, from + more) to places held, held + 1, ...
+  const auto take = [&](int from, int held, int more) {
+    const std::uint64_t* source = lists + (row * chunks + from) * k;
+    for (int i = thread; i < more; i += kThreads) counts[held + i] = mine[from + i].count;
+    for (int i = thread; i < more * k; i += kThreads)
+      if (i % k < mine[from + i / k].count) shared_keys[held * k + i] = source[i];
+  };
   bool bad = false;
   const int request_parts = depths * chunks;
   for (int i = thread; i < request_parts; i += kThreads)
     bad = bad || parts[request * request_parts + i].count < 0;
-  bad = __syncthreads_or(bad) != 0;
+  int done = k > 0 ? min(capacity, chunks) : 0;
+  take(0, 0, done);
+  bad = block_any(bad);
   if (thread == 0 && row % depths == 0) out.status[request] = bad ? kBadInput : kOk;
 
-  const Part* mine = parts + row * chunks;
   if (thread >= kThreads - 32) {  // the last warp has the least to do below
     const int lane = thread % 32;
     float top = -INFINITY;
@@ -621,24 +688,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   std::uint64_t* keys = shared_keys;
-  int done = 0, held = 0;  // lists taken; lists in `keys`: none yet, or one
-  while (!bad && k > 0 && done < chunks) {
-    const int more = min(capacity - held, chunks - done);
-    const std::uint64_t* source = lists + (row * chunks + done) * k;
-    for (int i = thread; i < more; i += kThreads) counts[held + i] = mine[done + i].count;
-    for (int i = thread; i < more * k; i += kThreads)
-      if (i % k < mine[done + i / k].count) keys[held * k + i] = source[i];
-    __syncthreads();
-    std::uint64_t* merged = merge_lists(keys, shared_keys + static_cast<std::int64_t>(capacity) * k,
-                                        counts, held + more, k);
+  for (int held = done; !bad && k > 0;) {
+    keys = merge_lists(shared_keys, shared_keys + static_cast<std::int64_t>(capacity) * k, counts,
+                       held, k);
+    if (done == chunks) break;
+    if (keys != shared_keys)
+      for (int i = thread; i < counts[0]; i += kThreads) shared_keys[i] = keys[i];
+    const int more = min(capacity - 1, chunks - done);
+    take(done, 1, more);
     done += more;
-    held = 1;
-    if (done < chunks && merged != keys) {
-      for (int i = thread; i < counts[0]; i += kThreads) keys[i] = merged[i];
-      __syncthreads();
-    } else {
-      keys = merged;
-    }
+    held = 1 + more;
+    __syncthreads();
   }
   __syncthreads();
 
@@ -681,14 +741,6 @@ Plan plan(Call& c) {
 
 std::size_t workspace(Call& c) { return plan(c).bytes; }
 
-// Programmatic dependent launch exists from compute capability 9.0 on.
-bool can_start_early() {
-  int device = 0, major = 0;
-  KDTR_CUDA(cudaGetDevice(&device));
-  KDTR_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major >= 9;
-}
-
 void run(Call& c, void* stream) {
   const DLTensor& logits = c.any("logits", KDTR_IN, "R L V");
   const Plan p = plan(c);
@@ -710,11 +762,10 @@ void run(Call& c, void* stream) {
       reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(c.workspace()) + p.parts_bytes);
   with_float(c, "logits", logits.dtype, [&](auto in) {
     using T = decltype(in);
-    // grid: a block per chunk of a row; block: 512 threads of up to 80 bytes; smem: 8.5 KiB
-    select_chunk<T><<<static_cast<unsigned>(p.rows * p.chunks), kThreads, 0, queue>>>(
-        static_cast<const T*>(bytes(logits)), p.rows, c.dim("V"), p.chunks, p.chunk_vectors, p.k,
-        parts, lists);
-    KDTR_LAUNCHED("topk_logprobs@1");
+    // grid: a block per chunk of a row; block: 512 threads of up to 80 bytes; smem: 19 KiB
+    launch_next(select_chunk<T>, dim3(static_cast<unsigned>(p.rows * p.chunks)), kThreads, 0, queue,
+                static_cast<const T*>(bytes(logits)), p.rows, c.dim("V"), p.chunks, p.chunk_vectors,
+                p.k, parts, lists);
   });
   // grid: a block per row; block: 512 threads, a key each at a time; smem: 1.5 times the lists
   const std::size_t list_bytes = static_cast<std::size_t>(std::max(p.k, 1)) * sizeof(std::uint64_t);
@@ -723,20 +774,9 @@ void run(Call& c, void* stream) {
   const std::size_t smem = static_cast<std::size_t>(capacity + capacity / 2) * list_bytes;
   KDTR_CUDA(
       cudaFuncSetAttribute(merge_chunks, cudaFuncAttributeMaxDynamicSharedMemorySize, kMergeBytes));
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(p.rows));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = smem;
-  config.stream = queue;
-  cudaLaunchAttribute early{};  // start while the chunks end; the kernel waits for them itself
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = can_start_early() ? 1 : 0;
-  KDTR_CUDA(cudaLaunchKernelEx(&config, merge_chunks, static_cast<const Part*>(parts),
-                               static_cast<const std::uint64_t*>(lists), p.depths, p.chunks, p.k,
-                               capacity, Outputs{ids.data, logprobs.data, lse.data, status.data}));
-  KDTR_LAUNCHED("topk_logprobs@1");
+  launch_next(merge_chunks, dim3(static_cast<unsigned>(p.rows)), kThreads, smem, queue,
+              static_cast<const Part*>(parts), static_cast<const std::uint64_t*>(lists), p.depths,
+              p.chunks, p.k, capacity, Outputs{ids.data, logprobs.data, lse.data, status.data});
 }
 
 KDTR_KERNEL({"topk_logprobs@1", run, workspace});
