@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "detail/block.cuh"
+#include "detail/overlap.cuh"
 #include "detail/rows.cuh"
 #include "kdtr/registry.h"
 
@@ -12,7 +13,8 @@ namespace kdtr::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kLanes = 8;  // threads that search for one candidate, a shard each at a time
+constexpr std::int64_t kManyThreads = 1 << 18;  // more than this fill a large device
+constexpr int kManyShards = 32;
 
 struct Merge {
   const std::int32_t* part_ids;
@@ -24,6 +26,7 @@ struct Merge {
   std::int32_t* status;
   std::int64_t requests, depths;
   int shards, k;
+  int log;  // of the threads that search for one candidate, a shard each at a time
 };
 
 // A shard's list for one row, which descends.
@@ -75,9 +78,11 @@ __device__ float row_lse(const Merge& p, std::int64_t row, std::int64_t rows) {
   return static_cast<float>(top + log(sum));
 }
 
-// A block: 32 candidates of a row; the first block of a row writes what is not a candidate's.
+// A block: some candidates of a row; the first block of a row writes what is not a candidate's.
 // Without depths, a block for each request, which has its status to write.
 __global__ void __launch_bounds__(kThreads) merge(const Merge p) {
+  wait_for_last();
+  let_next_start();
   __shared__ float shared_lse;
   __shared__ int shared_count;
   const int thread = static_cast<int>(threadIdx.x);
@@ -114,16 +119,16 @@ __global__ void __launch_bounds__(kThreads) merge(const Merge p) {
       p.logprobs[row * p.k + i] = -INFINITY;
     }
   }
-  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * kThreads + thread) / kLanes;
+  const int lanes = 1 << p.log, lane = thread & (lanes - 1);
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * kThreads + thread) >> p.log;
   const bool one = !bad && i < static_cast<std::int64_t>(p.shards) * p.k;
   const int mine = one ? static_cast<int>(i / p.k) : 0, at = one ? static_cast<int>(i % p.k) : 0;
   const std::uint64_t key = one ? key_at(list_of(p, mine, row, rows), at) : 0;
   int rank = 0;
-  for (int s = thread % kLanes; s < p.shards && key != 0; s += kLanes)
+  for (int s = lane; s < p.shards && key != 0; s += lanes)
     rank += s == mine ? at : greater_keys(list_of(p, s, row, rows), p.k, key);
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) rank += __shfl_xor_sync(~0u, rank, step);
-  if (key == 0 || rank >= p.k || thread % kLanes != 0) return;
+  for (int step = lanes / 2; step > 0; step /= 2) rank += __shfl_xor_sync(~0u, rank, step);
+  if (key == 0 || rank >= p.k || lane != 0) return;
   p.ids[row * p.k + rank] = static_cast<std::int32_t>(~static_cast<std::uint32_t>(key));
   p.logprobs[row * p.k + rank] = list_of(p, mine, row, rows).values[at] - shared_lse;
 }
@@ -145,15 +150,20 @@ void run(Call& c, void* stream) {
              "shards, and shards times candidates", "at most 2^20", shards * k);
   KDTR_CHECK(blocks < 0x7FFFFFFF, c.where("part_ids"), "rows", "below 2^31 - 1", blocks);
   if (blocks == 0) return;
-  constexpr int kPerBlock = kThreads / kLanes;
-  const auto per_row = static_cast<unsigned>((shards * k + kPerBlock - 1) / kPerBlock);
-  // grid: rows, a block per 32 candidates; block: 8 threads a candidate; smem: two words
-  merge<<<dim3(static_cast<unsigned>(blocks), std::max(per_row, 1u)), kThreads, 0,
-          cuda_stream(stream)>>>(Merge{part_ids.data, part_values.data, part_lse.data,
-                                       part_status.data, first.data, ids.data, logprobs.data,
-                                       lse.data, status.data, c.dim("R"), depths,
-                                       static_cast<int>(shards), static_cast<int>(k)});
-  KDTR_LAUNCHED("topk_merge@1");
+  // Each block takes status and lse anew, so that many threads pay only for few candidates, or for
+  // many searches each.
+  const std::int64_t candidates = blocks * shards * k;
+  int log = 0;
+  if (8 * candidates <= kManyThreads || shards >= kManyShards)
+    while (log < 3 && 1 << log < shards) ++log;
+  const std::int64_t each = kThreads >> log;
+  const auto per_row =
+      static_cast<unsigned>(std::max<std::int64_t>((shards * k + each - 1) / each, 1));
+  // grid: rows, a block per 32 to 256 candidates; block: 256, 1 to 8 a candidate; smem: two words
+  launch_next(merge, dim3(static_cast<unsigned>(blocks), per_row), kThreads, 0, cuda_stream(stream),
+              Merge{part_ids.data, part_values.data, part_lse.data, part_status.data, first.data,
+                    ids.data, logprobs.data, lse.data, status.data, c.dim("R"), depths,
+                    static_cast<int>(shards), static_cast<int>(k), log});
 }
 
 KDTR_KERNEL({"topk_merge@1", run});
