@@ -9,9 +9,10 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <utility>
 
 #include "detail/block.cuh"
-#include "kdtr/cuda.h"
+#include "detail/overlap.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
@@ -25,6 +26,7 @@ constexpr std::size_t kMaxShared = 80 << 10;  // dynamic, which every architectu
 constexpr int kBuckets = 320;
 constexpr float kPerNat = 16.0f;  // buckets of cost
 constexpr unsigned kMany = 2048;  // no count above is told apart
+constexpr int kFew = 128;         // ranks that are added one by one
 
 struct Arguments {
   const float* logprobs;
@@ -96,6 +98,7 @@ __device__ bool before(const Paths& p, int a, int b) {
 struct Counts {
   // Of paths of one depth by cost, behind as many zeros; of one row's ranks; of all paths.
   unsigned paths[2][2 * kBuckets], ranks[2][kBuckets], total[kBuckets];
+  std::int16_t bucket[2][kFew];  // of the first ranks; kBuckets where there is none
   int limit;
   unsigned found;
 };
@@ -106,8 +109,9 @@ __device__ double bound(const Arguments& a, const float* lp, int stride, int wan
   const auto count_ranks = [&](int depth, int from, int step) {
     if (depth >= a.rows) return;
     for (int k = from; k < a.reachable; k += step) {
-      const float up = ceilf(-kPerNat * lp[depth * stride + k]);
-      if (up < kBuckets) atomicAdd(&c.ranks[depth & 1][static_cast<int>(up)], 1u);
+      const int up = static_cast<int>(fminf(ceilf(-kPerNat * lp[depth * stride + k]), kBuckets));
+      if (up < kBuckets) atomicAdd(&c.ranks[depth & 1][up], 1u);
+      if (k < kFew) c.bucket[depth & 1][k] = static_cast<std::int16_t>(up);
     }
   };
   for (int b = thread; b < kBuckets; b += threads) {
@@ -122,6 +126,7 @@ __device__ double bound(const Arguments& a, const float* lp, int stride, int wan
   for (int depth = 0; depth < a.rows; ++depth) {
     const unsigned* shorter = c.paths[depth & 1 ^ 1] + kBuckets;
     const unsigned* ranks = c.ranks[depth & 1];
+    const std::int16_t* bucket = c.bucket[depth & 1];
     unsigned* paths = c.paths[depth & 1] + kBuckets;
     for (int b = thread; b < kBuckets; b += threads) {
       if (depth == 0 || b > limit) paths[b] = depth == 0 ? ranks[b] : 0;
@@ -135,9 +140,15 @@ __device__ double bound(const Arguments& a, const float* lp, int stride, int wan
       for (int t = thread; t < last; t += threads) {
         const int b = min(t >> log, limit);
         unsigned sum = 0;
+        if (a.reachable <= min(limit, kFew)) {  // fewer ranks than buckets
 #pragma unroll 8
-        for (int q = t & shared_by - 1; q <= limit; q += shared_by)
-          sum += ranks[q] * shorter[b - q];
+          for (int k = t & shared_by - 1; k < a.reachable; k += shared_by)
+            sum += shorter[b - bucket[k]];
+        } else {
+#pragma unroll 8
+          for (int q = t & shared_by - 1; q <= limit; q += shared_by)
+            sum += ranks[q] * shorter[b - q];
+        }
         for (int other = 1; other < shared_by; other *= 2) sum += __shfl_xor_sync(kAll, sum, other);
         if ((t & shared_by - 1) == 0 && t >> log <= limit) {
           paths[b] = min(sum, kMany);
@@ -442,6 +453,8 @@ __global__ void __launch_bounds__(1024, 1) build(const Arguments a) {
   __shared__ int shared_count;
   const int request = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x), budget = a.slots - 1;
+  wait_for_last();
+  let_next_start();
   const std::int64_t square = static_cast<std::int64_t>(a.slots) * a.slots;
   std::uint8_t* visible = a.visible + request * square;
   auto* staged = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(dynamic) +
@@ -554,10 +567,10 @@ void run(Call& c, void* stream) {
   const auto kernel = tie_order == "uno" ? &build<true> : &build<false>;
   KDTR_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(smem)));
-  const unsigned threads = budget <= 512 ? 512 : 1024;
+  const int threads = budget <= 512 ? 512 : 1024;
   // grid: a block per request; block: 512 or 1024; smem: 16 to 80 KiB of paths and log-probs, 9 KiB
-  kernel<<<static_cast<unsigned>(requests), threads, smem, cuda_stream(stream)>>>(a);
-  KDTR_LAUNCHED("tree_build@1");
+  launch_next(kernel, dim3(static_cast<unsigned>(requests)), threads, smem, cuda_stream(stream),
+              std::as_const(a));
 }
 
 }  // namespace
