@@ -2,9 +2,11 @@
 // rows [layers, slots, row_bytes], page_table [R, max_pages], tree_slots [R, N],
 // hidden [R, N, hidden_bytes], accept_index [R, steps] -> new_len, status [R]. No aliasing.
 #include <algorithm>
+#include <utility>
 
 #include "detail/block.cuh"
 #include "detail/floats.cuh"
+#include "detail/overlap.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
@@ -98,6 +100,8 @@ __global__ void __launch_bounds__(kThreads) move_rows(const Commit p) {
   extern __shared__ std::int64_t paths[];  // steps sources, steps targets, steps nodes as int
   std::int64_t *source = paths, *target = paths + p.steps;
   int* node = reinterpret_cast<int*>(target + p.steps);
+  wait_for_last();
+  let_next_start();
   const std::int64_t request = blockIdx.y;
   const Path path = read_path(p, request, node, source, target);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -123,6 +127,8 @@ __global__ void __launch_bounds__(kThreads) move_rows(const Commit p) {
 __global__ void __launch_bounds__(kThreads) exchange_entries(const Commit p) {
   __shared__ std::uint32_t filter[kFilterBits / 32];
   extern __shared__ std::int32_t values[];  // before[2 steps], after[2 steps]
+  wait_for_last();
+  let_next_start();
   const std::int64_t request = blockIdx.x;
   if (p.status[request] != kOk || p.accept_len[request] < 0) return;
   const int thread = static_cast<int>(threadIdx.x), count = p.accept_len[request] + 1;
@@ -222,14 +228,12 @@ void run(Call& c, void* stream) {
   const std::size_t steps = static_cast<std::size_t>(p.steps);
   cudaStream_t queue = cuda_stream(stream);
   // grid: a block per slice of a layer or of the hidden rows, R; block: 256; smem: tile and path
-  move_rows<<<{blocks, static_cast<unsigned>(requests)}, kThreads,
-              steps * (2 * sizeof(std::int64_t) + sizeof(int)), queue>>>(p);
-  KDTR_LAUNCHED("kv_commit@1");
+  launch_next(move_rows, dim3(blocks, static_cast<unsigned>(requests)), kThreads,
+              steps * (2 * sizeof(std::int64_t) + sizeof(int)), queue, std::as_const(p));
   if (page_size == 1) {
     // grid: a block per request; block: 256 threads over its entries; smem: the map of values
-    exchange_entries<<<static_cast<unsigned>(requests), kThreads, 4 * steps * sizeof(std::int32_t),
-                       queue>>>(p);
-    KDTR_LAUNCHED("kv_commit@1");
+    launch_next(exchange_entries, dim3(static_cast<unsigned>(requests)), kThreads,
+                4 * steps * sizeof(std::int32_t), queue, std::as_const(p));
   }
 }
 

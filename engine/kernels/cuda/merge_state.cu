@@ -5,6 +5,7 @@
 
 #include "detail/block.cuh"
 #include "detail/floats.cuh"
+#include "detail/overlap.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
@@ -29,20 +30,43 @@ struct alignas(n * sizeof(T)) Vector {
 
 __device__ bool refused(float lse) { return !(lse < INFINITY); }
 
-// o = w_a o_a + w_b o_b over the columns of a row, by a warp, n at a time.
-template <int n, class T, class O>
-__device__ void blend(const T* o_a, const T* o_b, O* o, int width, float w_a, float w_b) {
-  using In = Vector<T, n>;
-  using Out = Vector<O, n>;
-#pragma unroll 2
-  for (int c = static_cast<int>(threadIdx.x % 32) * n; c < width; c += 32 * n) {
-    const In a = *reinterpret_cast<const In*>(o_a + c), b = *reinterpret_cast<const In*>(o_b + c);
-    Out out;
+// The first two vectors of each lane of a row of both parts.
+template <class T>
+struct Head {
+  using In = Vector<T, 16 / static_cast<int>(sizeof(T))>;
+  In a[2], b[2];
+
+  __device__ void load(const T* o_a, const T* o_b, int width) {
+    constexpr int kCount = 16 / static_cast<int>(sizeof(T));
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      out.at[i] = narrow<O>(fmaf(w_a, widen(a.at[i]), w_b * widen(b.at[i])));
+    for (int j = 0; j < 2; ++j) {
+      const int c = (static_cast<int>(threadIdx.x % 32) + 32 * j) * kCount;
+      if (c >= width) continue;
+      a[j] = *reinterpret_cast<const In*>(o_a + c);
+      b[j] = *reinterpret_cast<const In*>(o_b + c);
     }
-    *reinterpret_cast<Out*>(o + c) = out;
+  }
+};
+
+template <int n, class T, class O>
+__device__ void blend_vector(const Vector<T, n>& a, const Vector<T, n>& b, O* o, float w_a,
+                             float w_b) {
+  Vector<O, n> out;
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    out.at[i] = narrow<O>(fmaf(w_a, widen(a.at[i]), w_b * widen(b.at[i])));
+  }
+  *reinterpret_cast<Vector<O, n>*>(o) = out;
+}
+
+// o = w_a o_a + w_b o_b over the columns of a row from `from` on, by a warp, n at a time.
+template <int n, class T, class O>
+__device__ void blend(const T* o_a, const T* o_b, O* o, int from, int width, float w_a, float w_b) {
+  using In = Vector<T, n>;
+#pragma unroll 2
+  for (int c = from + static_cast<int>(threadIdx.x % 32) * n; c < width; c += 32 * n) {
+    blend_vector(*reinterpret_cast<const In*>(o_a + c), *reinterpret_cast<const In*>(o_b + c),
+                 o + c, w_a, w_b);
   }
 }
 
@@ -72,11 +96,21 @@ __device__ void copy(const T* only, O* o, int width) {
   }
 }
 
-// One warp per row. Each block looks at every lse of its request, for one bad row refuses them all.
+// One warp per row. Each block looks at every lse of its request, for one bad row refuses them all;
+// meanwhile the first rows are on their way.
 template <class T, class O>
 __global__ void __launch_bounds__(kThreads) merge(const Merge p) {
   constexpr int kCount = 16 / static_cast<int>(sizeof(T));
+  wait_for_last();
+  let_next_start();
   const std::int64_t request = blockIdx.y, first = request * p.rows;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int warp = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x / 32);
+  const T* all_a = static_cast<const T*>(p.o_a) + first * p.width;
+  const T* all_b = static_cast<const T*>(p.o_b) + first * p.width;
+  const auto at = [&](int row) { return static_cast<std::int64_t>(row) * p.width; };
+  Head<T> head;
+  if (p.vectors && warp < p.rows) head.load(all_a + at(warp), all_b + at(warp), p.width);
   bool bad = false;
 #pragma unroll 8
   for (int i = static_cast<int>(threadIdx.x); i < p.rows; i += kThreads) {
@@ -85,24 +119,27 @@ __global__ void __launch_bounds__(kThreads) merge(const Merge p) {
   bad = block_any(bad);
   if (blockIdx.x == 0 && threadIdx.x == 0) p.status[request] = bad ? kBadInput : kOk;
 
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x / 32);
   for (int row = warp; row < p.rows; row += static_cast<int>(gridDim.x) * kWarps) {
-    const std::int64_t at = first + row;
-    const float a = bad ? -INFINITY : p.lse_a[at], b = bad ? -INFINITY : p.lse_b[at];
+    const float a = bad ? -INFINITY : p.lse_a[first + row];
+    const float b = bad ? -INFINITY : p.lse_b[first + row];
     const bool has_a = a != -INFINITY, has_b = b != -INFINITY;
-    const T* o_a = static_cast<const T*>(p.o_a) + at * p.width;
-    const T* o_b = static_cast<const T*>(p.o_b) + at * p.width;
-    O* o = static_cast<O*>(p.o) + at * p.width;
+    const T *o_a = all_a + at(row), *o_b = all_b + at(row);
+    O* o = static_cast<O*>(p.o) + first * p.width + at(row);
     if (has_a && has_b) {
       const float top = fmaxf(a, b), rest = expf(fminf(a, b) - top), sum = 1.0f + rest;
       const float w_a = (a == top ? 1.0f : rest) / sum, w_b = (a == top ? rest : 1.0f) / sum;
       if (p.vectors) {
-        blend<kCount>(o_a, o_b, o, p.width, w_a, w_b);
+        if (row != warp) head.load(o_a, o_b, p.width);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int c = (lane + 32 * j) * kCount;
+          if (c < p.width) blend_vector(head.a[j], head.b[j], o + c, w_a, w_b);
+        }
+        blend<kCount>(o_a, o_b, o, 64 * kCount, p.width, w_a, w_b);
       } else {
-        blend<1>(o_a, o_b, o, p.width, w_a, w_b);
+        blend<1>(o_a, o_b, o, 0, p.width, w_a, w_b);
       }
-      if (lane == 0) p.lse[at] = top + log1pf(rest);
+      if (lane == 0) p.lse[first + row] = top + log1pf(rest);
     } else {
       const T* only = has_a ? o_a : has_b ? o_b : nullptr;
       if (p.vectors) {
@@ -110,7 +147,7 @@ __global__ void __launch_bounds__(kThreads) merge(const Merge p) {
       } else {
         copy<1>(only, o, p.width);
       }
-      if (lane == 0) p.lse[at] = has_a ? a : b;
+      if (lane == 0) p.lse[first + row] = has_a ? a : b;
     }
   }
 }
@@ -150,10 +187,8 @@ void run(Call& c, void* stream) {
       using O = decltype(to);
       if constexpr (std::is_same_v<T, O> || std::is_same_v<T, float>) {
         // grid: a block per 16 rows, R; block: 16 warps, a row each; smem: none
-        merge<T, O>
-            <<<{blocks, static_cast<unsigned>(c.dim("R"))}, kThreads, 0, cuda_stream(stream)>>>(
-                merge_call);
-        KDTR_LAUNCHED("merge_state@1");
+        launch_next(merge<T, O>, dim3(blocks, static_cast<unsigned>(c.dim("R"))), kThreads, 0,
+                    cuda_stream(stream), merge_call);
       }
     });
   });

@@ -2,8 +2,9 @@
 // tokens, next_token, next_sibling, target i32 [R, N] -> path i32 [R, L + 1]. No aliasing.
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
-#include "kdtr/cuda.h"
+#include "detail/overlap.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
@@ -53,6 +54,9 @@ __global__ void __launch_bounds__(kThreads) accept(const Arguments a) {
   std::int32_t *tokens = shared, *next_token = tokens + a.slots,
                *next_sibling = next_token + a.slots, *target = next_sibling + a.slots,
                *predicts = target + a.slots, *path = predicts + a.slots;
+  wait_for_last();
+  let_next_start();
+  const std::int32_t nodes = thread == 0 ? a.n_nodes[request] : 0;
   for (int i = thread; i < a.slots; i += kThreads) {
     tokens[i] = a.tokens[base + i];
     next_token[i] = a.next_token[base + i];
@@ -62,7 +66,6 @@ __global__ void __launch_bounds__(kThreads) accept(const Arguments a) {
   }
   __syncthreads();
   if (thread == 0) {
-    const std::int32_t nodes = a.n_nodes[request];
     std::int32_t state = kOk;
     int found = -1;
     if (nodes < 0 || nodes > a.slots)
@@ -111,8 +114,8 @@ void run(Call& c, void* stream) {
   const std::size_t smem = sizeof(std::int32_t) * static_cast<std::size_t>(5 * slots + limit + 1);
   // grid: a block per request; block: 128 threads that load and store, one walks;
   // smem: 20 bytes a slot
-  accept<<<static_cast<unsigned>(requests), kThreads, smem, cuda_stream(stream)>>>(a);
-  KDTR_LAUNCHED("tree_accept@1");
+  launch_next(accept, dim3(static_cast<unsigned>(requests)), kThreads, smem, cuda_stream(stream),
+              std::as_const(a));
 }
 
 }  // namespace
