@@ -306,12 +306,7 @@ void run(Call& c, void* stream) {
         // grid: (row block, split) units, R, 512 columns each; block: 8 warps; smem: 34 KB static
         attend_any<T, O><<<{units, requests, chunks}, kThreads, 0, cuda_stream(stream)>>>(a);
         KDTR_LAUNCHED("verify_attn@1");
-        const auto rows = static_cast<unsigned>(a.nodes * a.heads);
-        if (a.parts > 0 && rows > 0) {
-          // grid: a block per row, R; block: 128; smem: 1 KB static
-          merge_splits<O><<<{rows, requests}, kMergeThreads, 0, cuda_stream(stream)>>>(a, kAnyCut);
-          KDTR_LAUNCHED("verify_attn@1");
-        }
+        launch_merge_splits<O>(a, kAnyCut, cuda_stream(stream));
       }
     });
   });

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "block.cuh"
 #include "floats.cuh"
+#include "overlap.cuh"
 
 namespace kdtr::cuda {
 
@@ -47,11 +49,10 @@ struct Plan {
 
 __device__ inline Plan plan_of(const Attention& a, int request, Cut cut) {
   Plan p{};
-  const int n = a.n_nodes[request];
+  const int n = a.n_nodes[request], prefix = a.has_prefix ? a.prefix_len[request] : 0;
   p.bad = n < 0 || n > a.nodes;
   p.nodes = p.bad ? 0 : n;
-  if (p.nodes > 0 && a.has_prefix) {
-    const int prefix = a.prefix_len[request];
+  if (p.nodes > 0) {
     p.bad = prefix < 0 || prefix > a.max_pages * a.page_size;
     p.prefix = p.bad ? 0 : prefix;
     if (p.bad) p.nodes = 0;
@@ -70,30 +71,35 @@ __device__ inline Plan plan_of(const Attention& a, int request, Cut cut) {
 __device__ inline std::int64_t slot_of(const Attention& a, int request, const Plan& p, int t) {
   std::int64_t slot;
   if (t < p.prefix) {
-    const std::int64_t page = a.page_table[request * a.max_pages + t / a.page_size];
+    const int shift = 31 - __clz(a.page_size);
+    const std::int64_t page = a.page_table[request * a.max_pages + (t >> shift)];
     if (page < 0) return -1;
-    slot = page * a.page_size + t % a.page_size;
+    slot = (page << shift) + (t & (a.page_size - 1));
   } else {
     slot = a.tree_slots[static_cast<std::int64_t>(request) * a.nodes + (t - p.prefix)];
   }
   return slot >= 0 && slot < a.slots ? slot : -1;
 }
 
-// Whether keys [first, last) hold a slot out of range; for all threads of the block.
-__device__ inline bool any_bad(const Attention& a, int request, const Plan& p, int first,
-                               int last) {
+// Whether keys [first, last), those that this one of `threads` threads looks at, hold a slot out of
+// range.
+__device__ inline bool finds_bad(const Attention& a, int request, const Plan& p, int first,
+                                 int last, int thread, int threads) {
   bool bad = false;
   const int prefix_last = min(last, p.prefix), step = a.page_size;
   // The last used row of a page is its highest slot.
-  for (int page = first / step + static_cast<int>(threadIdx.x); page * step < prefix_last;
-       page += static_cast<int>(blockDim.x)) {
+  for (int page = first / step + thread; page * step < prefix_last; page += threads)
     bad |= slot_of(a, request, p, min((page + 1) * step, p.prefix) - 1) < 0;
-  }
-  for (int t = max(first, p.prefix) + static_cast<int>(threadIdx.x); t < last;
-       t += static_cast<int>(blockDim.x)) {
+  for (int t = max(first, p.prefix) + thread; t < last; t += threads)
     bad |= slot_of(a, request, p, t) < 0;
-  }
-  return block_any(bad);
+  return bad;
+}
+
+// Whether any key does; for all threads of the block.
+__device__ inline bool any_bad(const Attention& a, int request, const Plan& p, int first,
+                               int last) {
+  return block_any(finds_bad(a, request, p, first, last, static_cast<int>(threadIdx.x),
+                             static_cast<int>(blockDim.x)));
 }
 
 // Host side: sets what any request of this call can need, `units` of the grid and `parts` of the
@@ -152,67 +158,112 @@ __device__ inline void accumulate(float4& total, float weight, float4 x) {
   accumulate(total.w, weight, x.w);
 }
 
-constexpr int kMergeThreads = 128, kMostSplits = 264;
+constexpr int kMergeThreads = 128, kMergeWarps = kMergeThreads / 32, kMostSplits = 264;
+constexpr int kManyRows = 4096;  // from here on a warp merges a row, below it a block does
 
-// Merges the splits of one row in ascending order, and writes status and pads of split requests.
 template <class O>
-__global__ void __launch_bounds__(kMergeThreads) merge_splits(const Attention a, const Cut cut) {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-  const int request = static_cast<int>(blockIdx.y), row = static_cast<int>(blockIdx.x);
-  const Plan p = plan_of(a, request, cut);
-  if (p.splits == 1) return;
-  __shared__ float part_lse[kMostSplits], weight[kMostSplits];
-  const int me = static_cast<int>(threadIdx.x);
+struct alignas(4 * sizeof(O)) Four {
+  O at[4];
+};
+
+// Adds `splits` weighted vectors that are `stride` apart, up to kBatch in flight.
+template <int kBatch, class V>
+__device__ V add_splits(const float* part, std::int64_t stride, const float* weight, int splits) {
+  V total{};
+  for (int from = 0; from < splits; from += kBatch) {
+    V x[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (from + i < splits) x[i] = *reinterpret_cast<const V*>(part);
+      part += stride;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (from + i < splits) accumulate(total, weight[from + i], x[i]);
+  }
+  return total;
+}
+
+template <class V>
+__device__ V add_splits(const float* part, std::int64_t stride, const float* weight, int splits) {
+  if (splits == 2) return add_splits<2, V>(part, stride, weight, splits);
+  if (splits <= 6) return add_splits<6, V>(part, stride, weight, splits);
+  return add_splits<12, V>(part, stride, weight, splits);
+}
+
+// Merges the splits of a row in ascending order, and writes status and pads of split requests. Each
+// warp weighs the splits itself, so that none waits for another.
+template <class O>
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_splits(const Attention a, const Cut cut, const int row_warps) {
+  const int request = static_cast<int>(blockIdx.y);
+  const Plan p = plan_of(a, request, cut);  // of inputs, which the last launch waited for
+  wait_for_last();
+  let_next_start();
+  __shared__ float weights[kMergeWarps][kMostSplits];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = (static_cast<int>(blockIdx.x) * kMergeWarps + warp) / row_warps;
+  if (p.splits == 1 || row >= a.nodes * a.heads) return;
   const bool active = row < p.active;
   const std::int64_t step = static_cast<std::int64_t>(p.blocks) * cut.rows;  // rows between splits
   const std::int64_t first = part_row(a, p, cut, request, row / cut.rows, 0) + row % cut.rows;
+  float* weight = weights[warp];
   bool bad = false;
-  for (int s = me; s < p.splits; s += kMergeThreads) {
-    bad |= a.part_bad[request * cut.blocks + s] != 0;
-    part_lse[s] = active ? a.part_lse[first + s * step] : -INFINITY;
-  }
-  bad = block_any(bad);
   float top = -INFINITY, sum = 0.0f;
-  if (!bad) {
-    for (int s = 0; s < p.splits; ++s) top = fmaxf(top, part_lse[s]);
+  for (int s = lane; s < p.splits; s += 32) {
+    bad |= a.part_bad[request * cut.blocks + s] != 0;
+    weight[s] = active ? a.part_lse[first + s * step] : -INFINITY;
+    top = fmaxf(top, weight[s]);
   }
-  const bool empty = top == -INFINITY;
-  for (int s = me; s < p.splits; s += kMergeThreads) {
-    weight[s] = empty ? 0.0f : expf(part_lse[s] - top);
+  bad = __any_sync(~0u, bad);
+  for (int o = 16; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+  const bool empty = bad || top == -INFINITY;
+  for (int s = lane; s < p.splits; s += 32) {
+    weight[s] = empty ? 0.0f : expf(weight[s] - top);
+    sum += weight[s];
   }
-  __syncthreads();
-  for (int s = 0; s < p.splits; ++s) sum += weight[s];
+  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+  __syncwarp();
   const std::int64_t at = static_cast<std::int64_t>(request) * a.nodes * a.heads + row;
-  if (me == 0) {
+  const int own = warp % row_warps * 32 + lane, threads = row_warps * 32;  // of the row
+  if (own == 0) {
     a.lse[at] = empty ? -INFINITY : top + logf(sum);
     if (row == 0) a.status[request] = bad ? kBadInput : kOk;
   }
   const float inverse = 1.0f / sum;
   O* out = static_cast<O*>(a.out) + at * a.values;
   const float* part = a.part_out + first * a.values;
-  const auto merged = [&](auto zero, int column) {
-    auto total = zero;
-#pragma unroll 4
-    for (int s = 0; s < p.splits; ++s) {
-      const auto x = *reinterpret_cast<const decltype(zero)*>(part + s * step * a.values + column);
-      accumulate(total, weight[s], x);
-    }
-    return total;
-  };
-  if (a.values % 4 == 0) {
-    for (int c = 4 * me; c < a.values; c += 4 * kMergeThreads) {
-      const float4 x = empty ? float4{} : merged(float4{}, c);
+  const std::int64_t stride = step * a.values;
+  if (a.values % 4 == 0 && reinterpret_cast<std::uintptr_t>(a.out) % sizeof(Four<O>) == 0) {
+    for (int c = 4 * own; c < a.values; c += 4 * threads) {
+      float4 x{};
+      if (!empty) x = add_splits<float4>(part + c, stride, weight, p.splits);
       const float y[4] = {x.x, x.y, x.z, x.w};
+      Four<O> four;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out[c + i] = narrow<O>(empty ? 0.0f : y[i] * inverse);
+      for (int i = 0; i < 4; ++i) four.at[i] = narrow<O>(empty ? 0.0f : y[i] * inverse);
+      *reinterpret_cast<Four<O>*>(out + c) = four;
     }
   } else {
-    for (int c = me; c < a.values; c += kMergeThreads) {
-      out[c] = narrow<O>(empty ? 0.0f : merged(0.0f, c) * inverse);
+    for (int c = own; c < a.values; c += threads) {
+      const float x = empty ? 0.0f : add_splits<float>(part + c, stride, weight, p.splits);
+      out[c] = narrow<O>(empty ? 0.0f : x * inverse);
     }
   }
+}
+
+// The launch of it behind a kernel whose blocks all say `let_next_start` after `wait_for_last`, or
+// never.
+template <class O>
+void launch_merge_splits(const Attention& a, Cut cut, cudaStream_t stream) {
+  const std::int64_t rows = static_cast<std::int64_t>(a.nodes) * a.heads;
+  if (a.parts == 0 || rows == 0) return;
+  const int row_warps = rows * a.requests < kManyRows ? kMergeWarps : 1;
+  const std::int64_t each = kMergeWarps / row_warps;
+  const dim3 grid(static_cast<unsigned>((rows + each - 1) / each),
+                  static_cast<unsigned>(a.requests));
+  // grid: a block per row or per 4 rows, R; block: 4 warps; smem: 4 KB static
+  launch_next(merge_splits<O>, grid, kMergeThreads, 0, stream, a, cut, row_warps);
 }
 
 }  // namespace kdtr::cuda

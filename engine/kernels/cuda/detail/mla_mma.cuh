@@ -374,12 +374,7 @@ bool run(Attention a, void* workspace, cudaStream_t stream) {
   // grid: (row block, split) units, R; block: 8 warps; smem: 87 KB
   attend_mla<T, O><<<{units, requests}, kThreads, sizeof(Shared), stream>>>(a);
   KDTR_LAUNCHED("verify_attn@1");
-  if (a.parts > 0) {
-    const auto rows = static_cast<unsigned>(a.nodes * a.heads);
-    // grid: a block per row, R; block: 128; smem: 2 KB static
-    merge_splits<O><<<{rows, requests}, kMergeThreads, 0, stream>>>(a, kCut);
-    KDTR_LAUNCHED("verify_attn@1");
-  }
+  launch_merge_splits<O>(a, kCut, stream);
   return true;
 }
 

@@ -32,6 +32,7 @@ struct Shared {
   // Slots of a gathered tile by stream and buffer, -1 = a zero row; row r at r % 4 * 16 + r / 4.
   alignas(16) int slot[2][2][kTileKeys];
   std::uint32_t visible[2][kTileRows][2];  // buffer, node of the block: the keys that it sees
+  int bad;                                 // whether a slot is out of range
 };
 
 // One block's share of the work, the same for all its threads.
@@ -98,7 +99,7 @@ struct Loader {
       const std::uint8_t* visible =
           a.visible + static_cast<std::int64_t>(w.request) * a.nodes * a.nodes;
       const int last = (min(w.row0 + kTileRows, p.active) - 1) / a.heads;
-#pragma unroll 4
+#pragma unroll 8
       for (int i = w.first_node; i <= last; ++i) {
         const bool sees = t < p.prefix ||
                           (t < p.keys && visible[static_cast<std::int64_t>(i) * a.nodes + j] != 0);
@@ -109,8 +110,11 @@ struct Loader {
         }
       }
     }
-    // Rows that nobody sees may hold NaN, and 0 * NaN is NaN.
-    shared.slot[stream][buffer][me % 4 * 16 + me / 4] = seen ? slot_from(entry, t) : -1;
+    // Rows that nobody sees may hold NaN, and 0 * NaN is NaN. Slots may be out of range: then the
+    // result will not be used.
+    const int slot = slot_from(entry, t);
+    shared.slot[stream][buffer][me % 4 * 16 + me / 4] =
+        seen && static_cast<std::int64_t>(slot) < a.slots ? slot : -1;
   }
 
   // Groups of 8 or 16 threads copy a row's 128 or 256 bytes, every fourth row.
@@ -515,7 +519,15 @@ __device__ void write_result(const Attention& a, const Plan& p, const Work& w, i
   }
   barrier_arrive(&shared.summed);
   barrier_wait(&shared.summed, 0);
-  cudaTriggerProgrammaticLaunchCompletion();
+  const bool bad = shared.bad != 0;
+  if (threadIdx.x == 0 && block == 0) {
+    if (p.splits == 1) {
+      a.status[w.request] = bad ? kBadInput : kOk;
+    } else {
+      a.part_bad[w.request * kCut.blocks + split] = bad ? 1 : 0;
+    }
+  }
+  if (bad && p.splits > 1) return;
   const std::int64_t request_row = static_cast<std::int64_t>(w.request) * a.nodes * a.heads;
   const std::int64_t part = part_row(a, p, kCut, w.request, block, split);
 #pragma unroll
@@ -523,7 +535,7 @@ __device__ void write_result(const Attention& a, const Plan& p, const Work& w, i
     const int r = row + 8 * h, node_row = w.row0 + r;
     if (node_row >= a.nodes * a.heads) continue;
     const float total = shared.sum[0][r] + shared.sum[1][r];
-    const bool empty = total == 0.0f || node_row >= p.active;
+    const bool empty = bad || total == 0.0f || node_row >= p.active;
     const float lse = empty ? -INFINITY : (mine.top[h] + log2f(total)) * 0.693147180559945309f;
     const float inverse = 1.0f / total;
     if (p.splits == 1) {
@@ -559,6 +571,26 @@ __global__ void __launch_bounds__(kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::uint8_t dynamic[];
   __shared__ Shared shared;  // its size also tells the host that this body was compiled
+  const auto base = (reinterpret_cast<std::uintptr_t>(dynamic) + 1023) & ~std::uintptr_t{1023};
+  auto* q = reinterpret_cast<std::uint8_t*>(base);
+  std::uint8_t* tiles = q + kTileBytes;
+  if (threadIdx.x == 0) {
+    prefetch(q_map);
+    prefetch(pool_map);
+    for (int buffer = 0; buffer < 2; ++buffer) {
+      for (int region = 0; region < kRegions; ++region) {
+        barrier_init(&shared.full[buffer][region], kFills);
+        barrier_init(&shared.empty[buffer][region], 4);
+      }
+    }
+    barrier_init(&shared.q_full, 1);
+    barrier_init(&shared.summed, 256);
+    barrier_init_done();
+    shared.bad = 0;
+  }
+  __syncthreads();
+  wait_for_last();
+  let_next_start();
   const int request = static_cast<int>(blockIdx.y), unit = static_cast<int>(blockIdx.x);
   const Plan p = plan_of(a, request, kCut);
   const int block = p.splits == 1 ? unit : unit % p.blocks;
@@ -574,43 +606,26 @@ __global__ void __launch_bounds__(kThreads, 1)
                31 - __clz(a.page_size),
                a.page_size < 16};
   const bool idle = row0 >= p.active || w.tiles <= 0;
-  const auto base = (reinterpret_cast<std::uintptr_t>(dynamic) + 1023) & ~std::uintptr_t{1023};
-  auto* q = reinterpret_cast<std::uint8_t*>(base);
-  std::uint8_t* tiles = q + kTileBytes;
   if (threadIdx.x == 0 && !idle) {
-    for (int buffer = 0; buffer < 2; ++buffer) {
-      for (int region = 0; region < kRegions; ++region) {
-        barrier_init(&shared.full[buffer][region], kFills);
-        barrier_init(&shared.empty[buffer][region], 4);
-      }
-    }
-    barrier_init(&shared.q_full, 1);
-    barrier_init(&shared.summed, 256);
-    barrier_init_done();
     barrier_expect(&shared.q_full, kTileBytes);
     for (int c = 0; c < kChunks; ++c) {
       tma_load(q + c * kChunkBytes, q_map, c * 64, request * a.nodes * a.heads + row0,
                &shared.q_full);
     }
-    prefetch(pool_map);
   }
-  const int first = w.first_tile * kTileKeys;
-  const bool bad = any_bad(a, request, p, first, min(p.keys, first + w.tiles * kTileKeys)) || p.bad;
-  if (threadIdx.x == 0 && block == 0) {
-    if (p.splits == 1) {
-      a.status[request] = bad ? kBadInput : kOk;
-    } else {
-      a.part_bad[request * kCut.blocks + split] = bad ? 1 : 0;
-    }
-  }
-  if (bad || idle) {
-    if (threadIdx.x == 0 && !idle)
-      barrier_wait(&shared.q_full, 0);  // no block ends before its loads
-    if (p.splits == 1) write_pads<O>(a, request, row0, kTileRows);
+  if (idle) {  // its request has no active row, or splits == 1
+    if (threadIdx.x == 0 && block == 0) a.status[request] = p.bad ? kBadInput : kOk;
+    write_pads<O>(a, request, row0, kTileRows);
     return;
   }
 
   const float factor = a.scale * 1.44269504088896341f;
+  const int first = w.first_tile * kTileKeys, last = min(p.keys, first + w.tiles * kTileKeys);
+  // Slots are checked while the first keys are on their way.
+  if (threadIdx.x < 256 &&
+      finds_bad(a, request, p, first, last, static_cast<int>(threadIdx.x), 256))
+    atomicOr(&shared.bad, 1);
+  __syncwarp();
   if (threadIdx.x < 128) {
     more_registers<224>();
     Consumer<T, 0> consumer{p, w, shared, q, tiles, factor, a.heads, {}, {}, {}, {}};
@@ -697,23 +712,9 @@ bool run(Attention a, void* workspace, cudaStream_t stream) {
   place_workspace(a, kCut, workspace);
   const auto units = static_cast<unsigned>(a.units), requests = static_cast<unsigned>(a.requests);
   // grid: (row block, split) units, R; block: 2 warpgroups of products, 1 of loads; smem: 217 KB
-  attend_mla<T, O><<<{units, requests}, kThreads, kSharedBytes, stream>>>(a, q_map, pool_map);
-  KDTR_LAUNCHED("verify_attn@1");
-  const int rows = a.nodes * a.heads;
-  if (a.parts > 0) {
-    // grid: a block per row, R; block: 128; smem: 2 KB static
-    cudaLaunchConfig_t config{};
-    config.gridDim = {static_cast<unsigned>(rows), requests, 1};
-    config.blockDim = {kMergeThreads, 1, 1};
-    config.stream = stream;
-    cudaLaunchAttribute early{};  // start while the last blocks end; it waits for them itself
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    KDTR_CUDA(cudaLaunchKernelEx(&config, merge_splits<O>, std::as_const(a), std::as_const(kCut)));
-    KDTR_LAUNCHED("verify_attn@1");
-  }
+  launch_next(attend_mla<T, O>, dim3(units, requests), kThreads, kSharedBytes, stream,
+              std::as_const(a), std::as_const(q_map), std::as_const(pool_map));
+  launch_merge_splits<O>(a, kCut, stream);
   return true;
 }
 
