@@ -26,7 +26,7 @@ PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
   nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format=csv,noheader
   nvcc --version | tail -2 | head -1
   python3 --version
-  git rev-parse HEAD 2>/dev/null || true
+  if git rev-parse HEAD 2>/dev/null; then git status --short | wc -l | sed 's/$/ files differ from it/'; fi
   sha256sum "$library" | cut -d' ' -f1
 } >"$record/machine.txt"
 cat "$record/machine.txt"
