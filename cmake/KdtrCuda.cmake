@@ -2,8 +2,11 @@
 # the driver only, and only when it runs.
 set(KDTR_HAVE_CUDA OFF)
 if(NOT KDTR_CUDA STREQUAL "OFF")
+  # sm_120 is assembled from what is compiled for sm_80: one compilation less of each file.
+  set(also)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 120)
+    set(CMAKE_CUDA_ARCHITECTURES 80 90a-real)
+    set(also 120)
   endif()
   include(CheckLanguage)
   check_language(CUDA)
@@ -17,9 +20,14 @@ if(NOT KDTR_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_EXTENSIONS OFF)
     set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    # -O is for the host's part alone, which only checks calls and launches.
+    string(REPLACE "-O3" "-O1" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
+    if(also)
+      string(APPEND CMAKE_CUDA_FLAGS " --generate-code=arch=compute_80,code=sm_${also}")
+    endif()
     set(KDTR_HAVE_CUDA ON)
     message(STATUS "CUDA kernels: on, nvcc ${CMAKE_CUDA_COMPILER_VERSION}, architectures "
-                   "${CMAKE_CUDA_ARCHITECTURES}")
+                   "${CMAKE_CUDA_ARCHITECTURES} ${also}")
     # Nothing here links to cuBLAS: bf16 products of many tokens load it when first needed, by its
     # name, or from where it is found now: the toolkit, or the package nvidia-cublas.
     file(GLOB wheels "$ENV{VIRTUAL_ENV}/lib/python3*/site-packages/nvidia/*/lib")

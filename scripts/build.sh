@@ -36,7 +36,7 @@ END
     object="$out/objects/$name.$(echo "$file" | tr / _).o"
     list="$list $object"
     case $file in
-      *.cu) echo "$nvcc $gencode -std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden $include -c $file -o $object" ;;
+      *.cu) echo "$nvcc $gencode -std=c++20 -O1 -Xcompiler=-fPIC,-fvisibility=hidden $include -c $file -o $object" ;;
       *) echo "$cxx $flags -include $header -c $file -o $object" ;;
     esac >>"$todo"
   done
@@ -45,7 +45,10 @@ END
 
 gencode=
 for arch in ${ARCHS:-80 90a 120}; do
-  gencode="$gencode -gencode=arch=compute_$arch,code=sm_$arch"
+  # As in cmake/KdtrCuda.cmake: sm_120 is assembled from what is compiled for sm_80.
+  from=$arch
+  [ "$arch" != 120 ] || from=80
+  gencode="$gencode -gencode=arch=compute_$from,code=sm_$arch"
 done
 
 compile cpu cpu engine/src/engine.cpp engine/kernels/cpu/*.cpp engine/model/*.cpp engine/model/cpu/*.cpp

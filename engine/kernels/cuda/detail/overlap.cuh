@@ -1,5 +1,5 @@
 // Launches that overlap. A kernel launched by `launch_next` may start when all blocks of the launch
-// before have said `let_next_start` or ended, and does what needs nothing of it: from sm_90 on;
+// before have said `let_next_start` or ended, and does what needs nothing of it: on sm_90;
 // elsewhere launches are in order. Each such kernel waits, whatever path it takes, before it ends:
 // so what it waits for includes all launches before.
 //
@@ -38,6 +38,14 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
+// Whether this device runs code for sm_90, which waits. What is compiled for sm_80 does not, on
+// later GPUs either.
+inline bool kernels_wait() {
+  for (const int arch : {__CUDA_ARCH_LIST__})
+    if (arch == 900) return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
+  return false;
+}
+
 template <class... P, class... A>
 void launch_next(void (*kernel)(P...), dim3 grid, int block, std::size_t shared, cudaStream_t s,
                  A&&... arguments) {
@@ -50,7 +58,7 @@ void launch_next(void (*kernel)(P...), dim3 grid, int block, std::size_t shared,
   config.dynamicSmemBytes = shared;
   config.stream = s;
   config.attrs = &overlap;
-  config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
+  config.numAttrs = kernels_wait() ? 1 : 0;
   KDTR_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<A>(arguments)...));
 }
 
