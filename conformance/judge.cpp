@@ -512,6 +512,12 @@ Result run_case(const Fixture& fixture, EngineHost& engine, const Options& optio
     return r;
   }
   const auto written = engine.outputs(fixture.op);
+  for (const std::string& name : written.value_or(std::vector<std::string>{}))
+    if (std::ranges::none_of(fixture.arguments, [&](const Argument& a) {
+          return a.name == name && a.role != KDTR_IN;
+        }))
+      return end(r, Status::kFail,
+                 "the engine writes `" + name + "`, which is no output of the op");
   bench.call().forget_requests();
   std::size_t workspace = 0;
   try {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -191,6 +192,8 @@ void Worker::start() {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a judge that is killed cannot take it along
     ::dup2(to[0], STDIN_FILENO);
     ::fcntl(from[1], F_SETFD, 0);
+    // `-m` would take a package kdtr of the working directory, a clone's, for the installed one.
+    if (python) ::setenv("PYTHONSAFEPATH", "kdtr", 0);
     ::execv(python ? argv[0] : "/proc/self/exe", argv.data());
     ::_exit(127);
   }

@@ -80,7 +80,8 @@ class View:
     def write(self, values: Any) -> None:
         """Copy `values` (an array of this shape, or one that broadcasts to it) into the tensor.
 
-        bf16 outputs take bits (uint16), f32 numbers to round, or a torch tensor.
+        bf16 outputs take bits (uint16), f32 numbers to round, or a torch tensor; integers take
+        whole numbers.
         """
         if not self._core.writable:
             raise EngineError("View.write", "argument is an input")
@@ -95,7 +96,12 @@ class View:
         array = np.asarray(values)
         if self.dtype in ("bf16", "f16") and array.dtype.kind == "f" and array.dtype.itemsize > 2:
             array = dtypes.encode(dtypes.round_to(array, self.dtype), self.dtype)
-        np.copyto(self.numpy(), array, casting="unsafe")
+        into = self.numpy()
+        if into.dtype.kind in "iu" and array.dtype.kind == "f" and np.any(array != np.rint(array)):
+            raise EngineError(
+                "View.write", "values", f"whole numbers, for {self.dtype}", "fractions"
+            )
+        np.copyto(into, array, casting="unsafe")
 
 
 class _Named(Mapping[str, Any]):
@@ -245,6 +251,6 @@ def load(spec: str) -> Adapter:
         raise EngineError(spec, f"cannot import {module}", got=one_line(error)) from error
     for part in filter(None, name.split(".")):
         if not hasattr(engine, part):
-            raise EngineError(spec, f"{module} has no", part)
+            raise EngineError(spec, f"{module} has no {part}")
         engine = getattr(engine, part)
     return Adapter(engine, spec, source)

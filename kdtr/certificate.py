@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def _checks(statement: Mapping[str, Any], library: Path | None, lock_path: Path)
     yield _result(predicate["result"], passed, warned, failed, skips)
     yield _lock(predicate["configuration"], lock_path)
     known = goldens.Lock.read(lock_path)
-    yield _cases([*passed, *warned, *failed], known)
+    yield _cases([*passed, *warned, *failed], [one["case"] for one in skips], known)
     judged = {name.partition("/")[0] for name in (*passed, *warned, *failed)}
     for op in sorted(judged - details["contracts"].keys()):
         yield Check(f"contract {op}", False, "the certificate does not name it")
@@ -115,6 +116,8 @@ def _result(
 
 def _lock(configuration: list[Mapping[str, Any]], path: Path) -> Check:
     named = {str(one["name"]): str(one["digest"]["sha256"]) for one in configuration}
+    if len(named) < len(configuration):
+        return Check("goldens", False, "the certificate names one file twice")
     if "goldens/LOCK" not in named:
         return Check("goldens", False, "the certificate names no goldens/LOCK")
     want = named["goldens/LOCK"]
@@ -124,12 +127,17 @@ def _lock(configuration: list[Mapping[str, Any]], path: Path) -> Check:
     return Check("goldens", got == want, _compared("LOCK", want, got))
 
 
-def _cases(names: list[str], lock: goldens.Lock) -> Check:
+def _cases(names: list[str], skipped: list[str], lock: goldens.Lock) -> Check:
+    for name, count in Counter([*names, *skipped]).items():
+        if count > 1:
+            return Check("cases", False, f"{name} is listed {count} times")
     unknown = sorted(set(names) - lock.cases.keys())
     if unknown:
         return Check("cases", False, f"{len(unknown)} are not in LOCK, the first is {unknown[0]}")
     ops = {name.partition("/")[0] for name in names}
-    return Check("cases", bool(names), f"{len(names)} of {len(ops)} ops, all in LOCK")
+    there = sum(name.partition("/")[0] in ops for name in lock.cases)
+    text = f"{len(names)} of {len(ops)} ops, which have {there} in LOCK"
+    return Check("cases", bool(names), text)
 
 
 def _contract(op: str, digest: str, lock: goldens.Lock) -> Check:
@@ -145,6 +153,8 @@ def _contract(op: str, digest: str, lock: goldens.Lock) -> Check:
 
 def _library(subjects: list[Mapping[str, Any]], library: Path | None) -> Check:
     subject = subjects[0]
+    if len(subjects) > 1:
+        return Check("library", False, f"the certificate has {len(subjects)} subjects")
     name, want = str(subject["name"]), str(subject["digest"]["sha256"])
     if not want:
         return Check("library", None, f"{name}: the certificate is bound to no file")

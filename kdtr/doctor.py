@@ -85,7 +85,7 @@ def _engine(name: str, *, needed: bool) -> Check:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**engine.safe_path(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     if done.returncode == 0:
         return Check(name, True, done.stdout.strip())

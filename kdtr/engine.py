@@ -116,13 +116,21 @@ def conform(arguments: Sequence[str | os.PathLike[str]]) -> int:
             raise
 
 
+def safe_path() -> dict[str, str]:
+    """The environment of a Python child that imports this kdtr, not one of the working directory.
+
+    Python 3.10 does not know the variable.
+    """
+    return {"PYTHONSAFEPATH": "kdtr", **os.environ}
+
+
 def run_alone(arguments: Sequence[str], timeout: float) -> int:
     """Run a program with a process group of its own, and return its exit code.
 
     After `timeout` seconds (subprocess.TimeoutExpired is raised) or an interrupt it is killed, with
     all that it started.
     """
-    with subprocess.Popen(arguments, start_new_session=True) as process:
+    with subprocess.Popen(arguments, start_new_session=True, env=safe_path()) as process:
         try:
             return process.wait(timeout)
         except BaseException:

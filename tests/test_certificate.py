@@ -133,13 +133,32 @@ def test_a_library_that_is_not_given_is_not_compared(certificate: Path) -> None:
     ("change", "line"),
     [
         (_set("predicate", "result", to="FAILED"), "no  result: FAILED"),
-        (_set("predicate", "failedTests", to=["argmax@1/ties"]), "no  result: PASSED: 2 passed"),
-        (_set("predicate", "warnedTests", to=["argmax@1/ties"]), "no  result: PASSED: 2 passed"),
+        (
+            _set("predicate", "failedTests", to=["argmax@1/infinite_bf16"]),
+            "no  result: PASSED: 2 passed",
+        ),
+        (
+            _set("predicate", "warnedTests", to=["argmax@1/infinite_bf16"]),
+            "no  result: PASSED: 2 passed",
+        ),
         (
             _set("predicate", "configuration", 0, "digest", "sha256", to="00" * 32),
             "no  goldens: LOCK, want 0000000000000000, got ",
         ),
         (_set("predicate", "configuration", to=[]), "no  goldens: the certificate names no"),
+        (
+            _set("predicate", "configuration", to=statement()["predicate"]["configuration"] * 2),
+            "no  goldens: the certificate names one file twice",
+        ),
+        (_set("subject", to=statement()["subject"] * 2), "no  library: the certificate has 2"),
+        (
+            _set("predicate", "passedTests", to=["argmax@1/ties", "argmax@1/ties"]),
+            "no  cases: argmax@1/ties is listed 2 times",
+        ),
+        (
+            _set("predicate", "passedTests", to=["argmax@1/ties", "argmax@1/infinite"]),
+            "no  cases: argmax@1/infinite is listed 2 times",
+        ),
         (
             _set("predicate", "passedTests", to=["argmax@1/ties", "argmax@1/made_up"]),
             "no  cases: 1 are not in LOCK, the first is argmax@1/made_up",

@@ -124,6 +124,7 @@ call.outputs["status"].write(0)
         ("return", "kernel never used"),
         ('raise ValueError("\\ud800")', "ValueError: ? at engine_under_test.py:5"),
         ('call.inputs["logits"].write(0)', "View.write: argument is an input"),
+        ('call.outputs["ids"].write(0.5)', "want whole numbers, for i32, got fractions"),
     ],
 )
 def test_a_broken_python_engine_is_told_why(tmp_path: Path, body: str, said: str) -> None:
@@ -131,6 +132,34 @@ def test_a_broken_python_engine_is_told_why(tmp_path: Path, body: str, said: str
     code, text = certify(tmp_path, "engine_under_test", "--ops", "argmax", "--case", "ties")
     assert code == 1, text
     assert said in text
+
+
+def test_an_output_that_the_op_has_not_is_named(tmp_path: Path) -> None:
+    write_engine(tmp_path, "return")
+    module = tmp_path / "engine_under_test.py"
+    module.write_text(module.read_text() + '\noutputs = {"argmax": ["ids", "statuss"]}\n')
+    code, text = certify(tmp_path, "engine_under_test", "--ops", "argmax", "--case", "ties")
+    assert code == 1, text
+    assert "the engine writes `statuss`, which is no output of the op" in text
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
+def test_a_folder_kdtr_where_one_works_is_not_taken_for_the_package(tmp_path: Path) -> None:
+    (tmp_path / "kdtr").mkdir()
+    (tmp_path / "kdtr" / "__init__.py").write_text('raise ImportError("the folder was taken")\n')
+    write_engine(tmp_path, "import os\nraise KeyError(os.environ.get('PYTHONSAFEPATH', 'mine'))")
+    program = "import os, sys; from kdtr.cli import main; os.chdir(sys.argv.pop(1)); main()"
+    words = ["certify", "--engine", "engine_under_test", "--ops", "argmax", "--case", "ties"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "KeyError: 'mine'" in done.stdout
 
 
 def test_a_crash_of_python_is_a_result(tmp_path: Path) -> None:
