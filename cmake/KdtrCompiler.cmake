@@ -36,7 +36,7 @@ target_compile_definitions(
             KDTR_BUILD="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_BUILD_TYPE}")
 set(KDTR_UNSANITIZED "")
 if(KDTR_SANITIZE)
-  set(KDTR_UNSANITIZED -fno-sanitize=all)
+  set(KDTR_UNSANITIZED -fno-sanitize=all -O0 -g0)
   target_compile_options(
     kdtr_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${KDTR_SANITIZE}>
                            $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>

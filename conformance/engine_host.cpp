@@ -173,7 +173,11 @@ EngineSpec resolve_engine(const std::string& spec) {
        colon = spec.find(':', colon + 1))
     if (fs::is_regular_file(spec.substr(0, colon)))
       return {fs::absolute(spec.substr(0, colon)).string(), spec.substr(colon + 1)};
-  if (!fs::is_regular_file(spec)) fail("engine " + spec, "library", "PATH[:configuration]", "none");
+  if (!fs::is_regular_file(spec))
+    fail("engine " + spec, "library", "PATH[:configuration]", "no such file");
+  if (fs::path(spec).extension() == ".py")
+    fail("engine " + spec, "library", "a shared library, or a module's name without .py",
+         "a Python file");
   return {fs::absolute(spec).string(), ""};
 }
 

@@ -100,15 +100,17 @@ std::optional<Lookup> parts_of(const Fixture& fixture, std::int64_t rows, std::i
     return {};
   auto found = std::make_shared<std::vector<std::map<std::int64_t, float>>>();
   found->resize(static_cast<std::size_t>(rows));
-  for (std::int64_t i = 0; i < shards * rows * k; ++i) {
-    const std::int64_t shard = i / (rows * k), row = i / k % rows;
-    const std::int64_t id = int_from(ids->dtype, bits_at(ids->dtype, ids->initial.data(), i));
-    if (id < 0) continue;
-    const std::int64_t offset =
-        int_from(first->dtype, bits_at(first->dtype, first->initial.data(), shard));
-    (*found)[static_cast<std::size_t>(row)][offset + id] =
-        static_cast<float>(float_at(values->dtype, values->initial.data(), i));
-  }
+  std::int64_t at = 0;
+  for (std::int64_t shard = 0; shard < shards; ++shard)
+    for (std::int64_t row = 0; row < rows; ++row)
+      for (const std::int64_t end = at + k; at < end; ++at) {
+        const std::int64_t id = int_from(ids->dtype, bits_at(ids->dtype, ids->initial.data(), at));
+        if (id < 0) continue;
+        const std::int64_t offset =
+            int_from(first->dtype, bits_at(first->dtype, first->initial.data(), shard));
+        (*found)[static_cast<std::size_t>(row)][offset + id] =
+            static_cast<float>(float_at(values->dtype, values->initial.data(), at));
+      }
   return [found](std::int64_t row, std::int32_t id) -> std::optional<float> {
     const auto& values_of_row = (*found)[static_cast<std::size_t>(row)];
     const auto it = values_of_row.find(id);

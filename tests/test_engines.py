@@ -186,7 +186,12 @@ def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path, engine: str, sa
 
 
 @pytest.mark.parametrize(
-    ("engine", "want"), [("mine.py", "want mine, got"), ("mine.so", "want ./mine.so, got")]
+    ("engine", "want"),
+    [
+        ("mine.py", "want mine, got"),
+        ("mine.so", "want ./mine.so, got"),
+        ("./mine.py", "or a module's name without .py, got a Python file"),
+    ],
 )
 def test_a_file_taken_for_a_module_is_told_its_right_name(
     tmp_path: Path, engine: str, want: str

@@ -106,8 +106,10 @@ void run(Call& c, int fault) {
         refused = refused || std::isnan(x) || x == kInf;
       }
       if (refused) break;
-      std::stable_sort(order.begin(), order.end(),
-                       [&](int a, int b) { return load(logits, row + a) > load(logits, row + b); });
+      std::sort(order.begin(), order.end(), [&](int a, int b) {
+        const auto x = load(logits, row + a), y = load(logits, row + b);
+        return x != y ? x > y : a < b;
+      });
       const double top = V > 0 ? load(logits, row + order[0]) : 0;
       double sum = 0;
       for (int v = 0; v < V; ++v) sum += std::exp(load(logits, row + v) - top);

@@ -216,8 +216,7 @@ void run(Call& c, int fault) {
         std::vector<std::int32_t> row;
         for (std::int64_t i = 0; i < live; ++i)
           if (depth(i) == level) row.push_back(static_cast<std::int32_t>(i));
-        std::stable_sort(row.begin(), row.end(), [&](std::int32_t a, std::int32_t b) {
-          if (a == 0 || b == 0) return false;
+        std::sort(row.begin(), row.end(), [&](std::int32_t a, std::int32_t b) {
           const auto at = [&](std::int32_t i) {
             const std::int32_t p = parent(i);
             if (p < 0 || p >= live) return -1;

@@ -535,11 +535,10 @@ struct Op {
       for (int64_t h = 0; h < H; ++h) {
         const bool past = (is(kNodesPast65) && i > 65) || (is(kNodesPast256) && i >= 256) ||
                           (is(kRequestsPast64) && r >= 64) || (is(kRequestsPast256) && r >= 256);
-        if (past) {
-          write(r, i, h, pad);
-        } else if (i < n || (n > 0 && is(kPadRowsComputed))) {
+        const bool computed = !past && (i < n || (n > 0 && is(kPadRowsComputed)));
+        if (computed) {
           write(r, i, h, attend(r, i, h));
-        } else if (bad || !is(kPadRowsNotWritten)) {
+        } else if (past || bad || !is(kPadRowsNotWritten)) {
           write(r, i, h, pad);
         }
       }

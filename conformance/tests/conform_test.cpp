@@ -217,7 +217,7 @@ void engines_that_do_not_load() {
   refused("libkdtr_wrong_abi.so", "plug-in abi_version, want 1, got 2");
   refused("libkdtr_short_table.so", "plug-in table struct_size, want ");
   refused("libkdtr_no_symbol.so", "exported symbol, want kdtr_plugin_v1, got none");
-  refused("libkdtr_absent.so", "library, want PATH[:configuration], got none");
+  refused("libkdtr_absent.so", "library, want PATH[:configuration], got no such file");
   refused("libkdtr_broken.so:refuses_to_start", "engine not created: no licence for this machine");
   refused("libkdtr_broken.so:crash_at_start", "loading the engine: killed by SIGABRT");
 }
