@@ -116,6 +116,10 @@ def conform(arguments: Sequence[str | os.PathLike[str]]) -> int:
             raise
 
 
+if os.environ.get("PYTHONSAFEPATH") == "kdtr":  # of `safe_path`: for this process, not for its own
+    del os.environ["PYTHONSAFEPATH"]
+
+
 def safe_path() -> dict[str, str]:
     """The environment of a Python child that imports this kdtr, not one of the working directory.
 

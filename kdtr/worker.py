@@ -25,8 +25,6 @@ def main() -> int:
         parser.add_argument(flag, action="store_true")
     options = vars(parser.parse_args())
     spec, fd = options.pop("engine"), options.pop("fd")
-    if os.environ.get("PYTHONSAFEPATH") == "kdtr":  # meant for this process, not for an engine's
-        del os.environ["PYTHONSAFEPATH"]
     try:
         engine = open_engine(spec)
     except KdtrError as error:

@@ -52,8 +52,8 @@ def write_engine(folder: Path, body: str) -> None:
 def test_a_library_shows_its_c_interface_alone(name: str) -> None:
     """Else a C++ library that is linked in mixes its symbols with another of the process."""
     library = Path(compiled.resolve(name))
-    if not library.exists():
-        pytest.skip("not built")
+    if name == "cuda" and not library.exists():
+        pytest.skip("no CUDA engine was built")
     command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", str(library)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert "kdtr_plugin_v1" in shown
