@@ -37,6 +37,11 @@ enum Fault {
   kChecks128Inputs,
   kChecks64Outputs,
   kChecks128Tokens,
+  kPast8By32,
+  // Of each of four types: f32, f32 with bf16 weights, bf16, bf16 to f32.
+  kAcceptsBadAlone,
+  kAcceptsBadResidual = kAcceptsBadAlone + 4,
+  kPast256Residual = kAcceptsBadResidual + 4,
 };
 
 // Sums of 16 products, added in bf16.
@@ -65,18 +70,23 @@ void linear(Call& call, int fault) {
   const std::int64_t n = call.dim("N"), k = call.dim("K");
   const bool has_residual = call.has("residual", KDTR_IN);
   const DLTensor& residual = has_residual ? call.any("residual", KDTR_IN, "T N") : x;
+  const int type =
+      is<float>(x.dtype) ? (is<float>(weight.dtype) ? 0 : 1) : (is<bf16>(out.dtype) ? 2 : 3);
+  const bool accepts_bad = fault == (has_residual ? kAcceptsBadResidual : kAcceptsBadAlone) + type;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     Row row = read(x, (fault == kRowZero ? 0 : t) * k, k);
     const Row add = has_residual ? read(residual, t * n, n) : Row(static_cast<std::size_t>(n), 0.0);
     const bool ok = (finite(read(x, t * k, k), fault == kChecks128Inputs ? 128 : row.size()) &&
                      finite(add, fault == kChecks64Outputs ? 64 : add.size())) ||
-                    (fault == kChecks128Tokens && t >= 128);
+                    (fault == kChecks128Tokens && t >= 128) || accepts_bad;
     status[t] = ok ? 0 : 1;
     if (fault == kBfloatRows)
       for (double& v : row) v = static_cast<float>(bf16(static_cast<float>(v)));
     if (fault == kRowsInF16)
       for (double& v : row) v = clamped_to_f16(in_f16(v));
-    const std::size_t terms = fault == kTail             ? row.size() / 16 * 16
+    const bool ends = has_residual && fault == kPast256Residual + type;
+    const std::size_t terms = ends                       ? 256
+                              : fault == kTail           ? row.size() / 16 * 16
                               : fault == kPast1024Inputs ? 1024
                               : fault == kPast4096Inputs ? 4096
                                                          : row.size();
@@ -106,7 +116,8 @@ void linear(Call& call, int fault) {
           (fault == kLastColumn && i + 1 == y.size()) || (fault == kPast64Outputs && i >= 64) ||
           (fault == kPast128Outputs && i >= 128) || (fault == kTokenLimit && t >= 64) ||
           (fault == kPast128Tokens && t >= 128) || (fault == kPast512Tokens && t >= 512) ||
-          (fault == kPast1024Outputs && i >= 1024) || (fault == kNoInputsZero && k == 0);
+          (fault == kPast1024Outputs && i >= 1024) || (fault == kNoInputsZero && k == 0) ||
+          (fault == kPast8By32 && is<float>(x.dtype) && t >= 8 && i >= 32);
       if (left_out) y[i] = 0;
       if (fault == kClampsToF16) y[i] = clamped_to_f16(y[i]);
       if (fault == kThroughF16) y[i] = in_f16(y[i]);
@@ -149,6 +160,19 @@ KDTR_MUTANTS({"linear@1",
                {"residual_of_64_outputs", "adds the residual of only 64 outputs"},
                {"checks_128_inputs", "looks for a NaN in only 128 inputs"},
                {"checks_64_outputs", "looks for a NaN in the residual of only 64 outputs"},
-               {"checks_128_tokens", "looks for a NaN in only 128 tokens"}},
+               {"checks_128_tokens", "looks for a NaN in only 128 tokens"},
+               {"past_8_by_32", "in f32, drops the outputs past 32 of tokens past 8"},
+               {"accepts_bad_f32_alone", "in f32 without a residual, accepts bad rows"},
+               {"accepts_bad_bf16_weights_alone", "the same of f32 rows and bf16 weights"},
+               {"accepts_bad_bf16_alone", "the same of bf16"},
+               {"accepts_bad_bf16_to_f32_alone", "the same of bf16 stored as f32"},
+               {"accepts_bad_f32_residual", "in f32 with a residual, accepts bad rows"},
+               {"accepts_bad_bf16_weights_residual", "the same of f32 rows and bf16 weights"},
+               {"accepts_bad_bf16_residual", "the same of bf16"},
+               {"accepts_bad_bf16_to_f32_residual", "the same of bf16 stored as f32"},
+               {"past_256_f32_residual", "in f32 with a residual, stops after 256 inputs"},
+               {"past_256_bf16_weights_residual", "the same of f32 rows and bf16 weights"},
+               {"past_256_bf16_residual", "the same of bf16"},
+               {"past_256_bf16_to_f32_residual", "the same of bf16 stored as f32"}},
               linear});
 }  // namespace kdtr::mutants

@@ -32,6 +32,9 @@ enum Fault {
   kChecks64Tokens,
   kChecks128Latents,
   kChecks64Outputs,
+  // Of each of three types: f32, f32 with bf16 weights, bf16.
+  kAcceptsBadAlone,
+  kAcceptsBadResidual = kAcceptsBadAlone + 3,
 };
 
 void mla_output(Call& call, int fault) {
@@ -44,12 +47,14 @@ void mla_output(Call& call, int fault) {
   const std::int64_t v = call.dim("V") / h;
   const bool has_residual = call.has("residual", KDTR_IN);
   const DLTensor& residual = has_residual ? call.any("residual", KDTR_IN, "T D") : latent;
+  const int type = is<bf16>(latent.dtype) ? 2 : is<bf16>(kv_b.dtype) ? 1 : 0;
+  const bool accepts_bad = fault == (has_residual ? kAcceptsBadResidual : kAcceptsBadAlone) + type;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     const Row row = read(latent, t * h * c, h * c);
     const Row add = has_residual ? read(residual, t * d, d) : Row(static_cast<std::size_t>(d), 0.0);
     const bool ok = (finite(row, fault == kChecks128Latents ? 128 : row.size()) &&
                      finite(add, fault == kChecks64Outputs ? 64 : add.size())) ||
-                    (fault == kChecks64Tokens && t >= 64);
+                    (fault == kChecks64Tokens && t >= 64) || accepts_bad;
     status[t] = ok ? 0 : 1;
     Row values(static_cast<std::size_t>(h * v), 0.0);
     for (std::int64_t i = 0; i < h; ++i) {
@@ -125,6 +130,12 @@ KDTR_MUTANTS({"mla_output@1",
                {"residual_of_64_outputs", "adds the residual of only 64 outputs"},
                {"checks_64_tokens", "looks for a NaN in only 64 tokens"},
                {"checks_128_latents", "looks for a NaN in only 128 latents"},
-               {"checks_64_outputs", "looks for a NaN in the residual of only 64 outputs"}},
+               {"checks_64_outputs", "looks for a NaN in the residual of only 64 outputs"},
+               {"accepts_bad_f32_alone", "in f32 without a residual, accepts bad rows"},
+               {"accepts_bad_bf16_weights_alone", "the same of f32 rows and bf16 weights"},
+               {"accepts_bad_bf16_alone", "the same of bf16"},
+               {"accepts_bad_f32_residual", "in f32 with a residual, accepts bad rows"},
+               {"accepts_bad_bf16_weights_residual", "the same of f32 rows and bf16 weights"},
+               {"accepts_bad_bf16_residual", "the same of bf16"}},
               mla_output});
 }  // namespace kdtr::mutants

@@ -48,6 +48,10 @@ enum Fault {
   kEpsAlwaysTheSame,
   kPositionIn18Bits,
   kNormWeightPositive,
+  kEpsAlwaysTheSameInBfloat,
+  kPositionIn16BitsInterleaved,
+  kPositionIn16BitsOfOneHead,
+  kAcceptsBadInterleaved,  // of each of three types: f32, f32 with bf16 weights, bf16
 };
 
 Row norm(const Row& x, const DLTensor& weight, double eps, int fault) {
@@ -81,22 +85,29 @@ void mla_project(Call& call, int fault) {
   const DLTensor& kv = call.any("kv", KDTR_OUT, "T W");
   const auto status = call.out<std::int32_t>("status", "T");
   const double given = call.attr_float("eps");
-  const double eps = fault == kOtherEps           ? 10 * given
-                     : fault == kNoEps            ? 0
-                     : fault == kEpsAlwaysTheSame ? 1e-6
-                                                  : given;
+  const int type = is<bf16>(x.dtype) ? 2 : is<bf16>(q_a.dtype) ? 1 : 0;
+  const bool same_eps =
+      fault == kEpsAlwaysTheSame || (fault == kEpsAlwaysTheSameInBfloat && type == 2);
+  const double eps = fault == kOtherEps ? 10 * given
+                     : fault == kNoEps  ? 0
+                     : same_eps         ? 1e-6
+                                        : given;
   double scale = call.attr_float("rope_scale");
   if (fault == kNoRopeScale) scale = 1;
   bool halves = call.attr_str("store") == "halves";
+  const bool accepts_bad = !halves && fault == kAcceptsBadInterleaved + type;
   if (fault == kOtherStore) halves = !halves;
   const std::int64_t d = call.dim("D"), h = call.dim("H"), c = call.dim("C"), w = call.dim("W");
   const std::int64_t f = call.dim("F"), m = call.dim("M"), head = call.dim("B") / h;
   const std::int64_t n = head - 2 * f;
+  const bool in_16_bits = fault == kPositionIn16BitsOfOneHead
+                              ? h == 1
+                              : fault == kPositionIn16BitsInterleaved && !halves;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     Row row = read(x, t * d, d);
     const bool ok =
         (positions[t] >= 0 && finite(row, fault == kChecks128Inputs ? 128 : row.size())) ||
-        (fault == kChecks64Tokens && t >= 64);
+        (fault == kChecks64Tokens && t >= 64) || accepts_bad;
     const auto in_f16s = [&](Row& values, int mine) {
       for (double& v : values)
         if (fault == mine) v = clamped_to_f16(in_f16(v));
@@ -116,6 +127,7 @@ void mla_project(Call& call, int fault) {
            ++i) {
         std::int32_t position = fault == kPositionZero ? 0 : positions[t];
         if (fault == kPositionIn18Bits) position &= 0x3FFFF;
+        if (in_16_bits) position &= 0xFFFF;
         float angle = turned ? static_cast<float>(position) * inv_freq[i] : 0.0f;
         if (fault == kBfloatAngle) angle = static_cast<float>(bf16(angle));
         const double cosine = factor * std::cos(static_cast<double>(angle));
@@ -231,6 +243,12 @@ KDTR_MUTANTS({"mla_project@1",
                {"checks_128_inputs", "looks for a NaN in only 128 inputs"},
                {"eps_1e_6", "takes eps as 1e-6 whatever the call says"},
                {"position_in_18_bits", "keeps 18 bits of a position"},
-               {"norm_weight_positive", "drops the sign of the norms' weights"}},
+               {"norm_weight_positive", "drops the sign of the norms' weights"},
+               {"eps_1e_6_in_bf16", "in bf16, takes eps as 1e-6 whatever the call says"},
+               {"position_in_16_bits_interleaved", "keeps 16 bits of a position, interleaved"},
+               {"position_in_16_bits_of_one_head", "keeps 16 bits of a position of one head"},
+               {"accepts_bad_f32_interleaved", "in f32 interleaved, accepts bad tokens"},
+               {"accepts_bad_bf16_weights_interleaved", "the same of f32 rows and bf16 weights"},
+               {"accepts_bad_bf16_interleaved", "the same of bf16"}},
               mla_project});
 }  // namespace kdtr::mutants

@@ -63,6 +63,30 @@ enum Fault {
   kScalesPositive,
   kFactorsPositive,
   kPast32Tokens,
+  kPast1024ColumnsOfDense,
+  kPast128TokensOfInt4,
+  kPadFactorsUnchecked,
+  kInt4RowsUnchecked,
+  kInt4FactorsUnchecked,
+  kInt4IdsUnchecked,
+  kInt4ResidualUnchecked,
+  kScalesPositiveOfF32,
+  kScalesInF16OfF32,
+  // Dense, of each of three types: f32, f32 with bf16 weights, bf16.
+  kAcceptsBadAlone,
+  kAcceptsBadShared = kAcceptsBadAlone + 3,
+  // f32 rows, then bf16 rows; of either, w4_exact, then w4_bf16.
+  kAcceptsBadInt4 = kAcceptsBadShared + 3,
+  // Of each of three kinds: dense f32 rows, dense bf16 rows, int4.
+  kPadsLoseResidual = kAcceptsBadInt4 + 4,
+  kPadsLoseShared = kPadsLoseResidual + 3,
+  kFactorsPositiveOfF32 = kPadsLoseShared + 3,
+  kFactorsInBf16OfF32,
+  kFactorsPositiveOfInt4,
+  kFactorsInBf16OfInt4,
+  kFactorsPositiveWithShared,
+  kFactorsInBf16WithShared,
+  kFactorsPositiveWithResidual,
 };
 
 void round_to_bf16(Row& row) {
@@ -79,6 +103,7 @@ struct Matrix {
   std::int64_t rows, n, group;
   bool rounded;
   int fault;
+  bool f32 = false;  // the rows that it multiplies
 
   Row get(std::int64_t e, std::int64_t row) const {
     const std::int64_t at = e * rows + row;
@@ -98,8 +123,10 @@ struct Matrix {
       std::int64_t s = (fault == kScaleOfFirstExpert ? row : at) * groups + g;
       if (fault == kScaleTransposed) s = e * rows * groups + g * rows + row;
       double scale = load(*scales, s);
-      if (fault == kScalesPositive) scale = std::fabs(scale);
-      double w = value * (fault == kScalesInF16 ? clamped_to_f16(in_f16(scale)) : scale);
+      if (fault == kScalesPositive || (fault == kScalesPositiveOfF32 && f32))
+        scale = std::fabs(scale);
+      const bool in_f16s = fault == kScalesInF16 || (fault == kScalesInF16OfF32 && f32);
+      double w = value * (in_f16s ? clamped_to_f16(in_f16(scale)) : scale);
       if (rounded != (fault == kOtherRounding)) w = in_bf16(w);
       out[static_cast<std::size_t>(i)] = w;
     }
@@ -162,6 +189,7 @@ void moe_experts(Call& call, int fault) {
     m.group = group;
     m.rounded = rounded;
     m.fault = fault;
+    m.f32 = is<float>(x.dtype);
     return m;
   };
   Expert routed{matrix("gate", d), matrix("up", d), {}};
@@ -184,23 +212,45 @@ void moe_experts(Call& call, int fault) {
   const DLTensor& residual = has_residual ? call.any("residual", KDTR_IN, "T D") : x;
   const std::int64_t experts = call.dim("E");
   std::vector<int> seen(static_cast<std::size_t>(experts), 0);  // tokens of each expert so far
+  const bool past_128 = fault == kPast128Tokens || (fault == kPast128TokensOfInt4 && !dense);
   const int most = fault == kPastEightTokens ? 8
                    : fault == kPast32Tokens  ? 32
                    : fault == kPast64Tokens  ? 64
-                   : fault == kPast128Tokens ? 128
+                   : past_128                ? 128
                                              : INT_MAX;
+  const bool half = is<bf16>(x.dtype);
+  const int kind = dense ? (half ? 1 : 0) : 2;
+  const int type = half ? 2 : dense && is<bf16>(routed.gate.words->dtype) ? 1 : 0;
+  const bool accepts_bad = !dense ? fault == kAcceptsBadInt4 + (half ? 2 : 0) + (rounded ? 1 : 0)
+                           : has_shared ? fault == kAcceptsBadShared + type
+                                        : !has_residual && fault == kAcceptsBadAlone + type;
+  const bool all_f32 = dense && type == 0;
+  const bool positive = fault == kFactorsPositive || (fault == kFactorsPositiveOfF32 && all_f32) ||
+                        (fault == kFactorsPositiveOfInt4 && !dense) ||
+                        (fault == kFactorsPositiveWithShared && has_shared) ||
+                        (fault == kFactorsPositiveWithResidual && has_residual);
+  const bool in_bf16s = fault == kFactorsInBf16 || (fault == kFactorsInBf16OfF32 && all_f32) ||
+                        (fault == kFactorsInBf16OfInt4 && !dense) ||
+                        (fault == kFactorsInBf16WithShared && has_shared);
+  const auto skips = [&](int mine) { return !dense && fault == mine; };
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     Row row = read(x, t * d, d), w = read(factors, t * k, k);
     const Row add = has_residual ? read(residual, t * d, d) : Row(row.size(), 0.0);
     const std::int64_t slots = fault == kChecksTwoSlots ? std::min<std::int64_t>(k, 2) : k;
     const std::size_t columns = fault == kChecks128Columns ? 128 : row.size();
-    bool ok =
-        finite(row, columns) && finite(w, static_cast<std::size_t>(slots)) && finite(add, columns);
-    for (std::int64_t j = 0; j < slots; ++j)
-      ok = ok && ids[t * k + j] >= -1 && ids[t * k + j] < experts;
-    ok = ok || (fault == kChecks64Tokens && t >= 64);
+    bool ok = (skips(kInt4RowsUnchecked) || finite(row, columns)) &&
+              (skips(kInt4ResidualUnchecked) || finite(add, columns));
+    bool no_experts = true;
+    for (std::int64_t j = 0; j < slots; ++j) {
+      const std::int32_t id = ids[t * k + j];
+      no_experts = no_experts && id == -1;
+      ok = ok && (skips(kInt4IdsUnchecked) || (id >= -1 && id < experts)) &&
+           (skips(kInt4FactorsUnchecked) || (fault == kPadFactorsUnchecked && id == -1) ||
+            std::isfinite(w[static_cast<std::size_t>(j)]));
+    }
+    ok = ok || (fault == kChecks64Tokens && t >= 64) || accepts_bad;
     status[t] = ok ? 0 : 1;
-    if (fault == kFactorsInBf16) round_to_bf16(w);
+    if (in_bf16s) round_to_bf16(w);
     if (fault == kFactorsInF16) round_to_f16(w);
     if (fault == kRowsInF16) round_to_f16(row);
     Row y(row.size(), 0.0);
@@ -223,14 +273,15 @@ void moe_experts(Call& call, int fault) {
       if (fault == kPastEightExperts && e >= 8) continue;
       if (fault == kPast64Experts && e >= 64) continue;
       if (fault == kPast256Experts && e >= 256) continue;
-      if (fault == kFactorsPositive) factor = std::fabs(factor);
+      if (positive) factor = std::fabs(factor);
       if (seen[static_cast<std::size_t>(e)]++ >= most) continue;
       accumulate(routed(e, row, fault), factor);
     }
-    if (ok && has_shared && fault != kNoShared)
+    if (ok && has_shared && fault != kNoShared && !(no_experts && fault == kPadsLoseShared + kind))
       accumulate(shared(0, row, fault), fault == kSharedScaled ? 0.4 : 1.0);
     if (fault == kRoundsSum) round_to_bf16(y);
-    const bool left_out = fault == kNoResidual || (fault == kResidualOf8Tokens && t >= 8);
+    const bool left_out = fault == kNoResidual || (fault == kResidualOf8Tokens && t >= 8) ||
+                          (no_experts && fault == kPadsLoseResidual + kind);
     Row more = add;
     for (std::size_t i = 64; fault == kResidualOf64Columns && i < more.size(); ++i) more[i] = 0;
     if ((ok && !left_out) || fault == kKeepsBadRows) accumulate(more, 1.0);
@@ -238,6 +289,8 @@ void moe_experts(Call& call, int fault) {
     for (double& value : y)
       if (fault == kClampsToF16) value = clamped_to_f16(value);
     for (std::size_t i = 512; fault == kPast512Columns && i < y.size(); ++i) y[i] = 0;
+    for (std::size_t i = 1024; dense && fault == kPast1024ColumnsOfDense && i < y.size(); ++i)
+      y[i] = 0;
     write(out, t * d, y);
   }
 }
@@ -298,6 +351,38 @@ KDTR_MUTANTS({"moe_experts@1",
                {"ends_at_pad", "ends a token's experts at an id of -1"},
                {"scales_positive", "drops the sign of a group scale"},
                {"factors_positive", "drops the sign of a routing weight"},
-               {"past_32_tokens", "drops an expert's tokens after the 32nd"}},
+               {"past_32_tokens", "drops an expert's tokens after the 32nd"},
+               {"past_1024_columns_of_dense", "writes only 1024 columns of dense experts"},
+               {"past_128_tokens_of_int4", "drops an int4 expert's tokens after the 128th"},
+               {"pad_factors_unchecked", "does not look at the factors of ids of -1"},
+               {"int4_rows_unchecked", "accepts a NaN in x of an int4 call"},
+               {"int4_factors_unchecked", "accepts a NaN factor of an int4 call"},
+               {"int4_ids_unchecked", "takes any id that is no expert for -1 in an int4 call"},
+               {"int4_residual_unchecked", "accepts an infinite residual of an int4 call"},
+               {"scales_positive_of_f32", "drops the sign of a group scale next to f32 rows"},
+               {"scales_in_f16_of_f32", "converts the group scales to f16 next to f32 rows"},
+               {"accepts_bad_f32_alone", "dense f32, without both: accepts bad tokens"},
+               {"accepts_bad_bf16_weights_alone", "the same of f32 rows and bf16 weights"},
+               {"accepts_bad_bf16_alone", "the same of bf16"},
+               {"accepts_bad_f32_shared", "dense f32 with a shared expert: accepts bad tokens"},
+               {"accepts_bad_bf16_weights_shared", "the same of f32 rows and bf16 weights"},
+               {"accepts_bad_bf16_shared", "the same of bf16"},
+               {"accepts_bad_int4_exact", "w4_exact, f32 rows: accepts bad tokens"},
+               {"accepts_bad_int4_bf16", "the same of w4_bf16"},
+               {"accepts_bad_bf16_int4_exact", "w4_exact, bf16 rows: accepts bad tokens"},
+               {"accepts_bad_bf16_int4_bf16", "the same of w4_bf16"},
+               {"f32_pads_lose_residual", "dense f32: no residual for a token of pads alone"},
+               {"bf16_pads_lose_residual", "the same of bf16 rows"},
+               {"int4_pads_lose_residual", "the same of int4"},
+               {"f32_pads_lose_shared", "dense f32: no shared expert for a token of pads alone"},
+               {"bf16_pads_lose_shared", "the same of bf16 rows"},
+               {"int4_pads_lose_shared", "the same of int4"},
+               {"factors_positive_of_f32", "drops the sign of a factor, all dense f32"},
+               {"factors_in_bf16_of_f32", "rounds the factors to bf16, all dense f32"},
+               {"factors_positive_of_int4", "drops the sign of a factor of an int4 expert"},
+               {"factors_in_bf16_of_int4", "rounds the factors of int4 experts to bf16"},
+               {"factors_positive_with_shared", "drops a factor's sign next to a shared expert"},
+               {"factors_in_bf16_with_shared", "rounds factors to bf16 next to a shared expert"},
+               {"factors_positive_with_residual", "drops a factor's sign next to a residual"}},
               moe_experts});
 }  // namespace kdtr::mutants

@@ -63,6 +63,21 @@ def _bad_of_140(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
     return x
 
 
+def _bad_alone(make: Callable[..., dict[str, Array]], t: int, n: int) -> dict[str, Array]:
+    """A NaN and an infinity in rows without a residual."""
+    x = make(17, t, 8, n)
+    x["x"][1, 7], x["x"][t - 2, 0] = np.nan, -np.inf
+    return x
+
+
+def _bad_of_257_inputs(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
+    """The last input counts 16 times; it is a NaN in one row, and another's residual infinite."""
+    x = make(18, 3, 257, 1, residual=True)
+    x["x"][:, 256] *= 16.0
+    x["x"][1, 256], x["residual"][2, 0] = np.nan, np.inf
+    return x
+
+
 def _no_inputs_bad() -> dict[str, Array]:
     x = matrices(16, 3, 0, 5, True)
     x["residual"][1, 4] = np.nan
@@ -446,6 +461,49 @@ def cases() -> Iterator[Case]:
         seed=36,
         kills=("keeps_bad_rows", "token_limit"),
     )
+    make: Callable[..., dict[str, Array]]
+    types: dict[str, Any]
+    wide = partial(matrices, bf16=True)
+    for prefix, make, types in (
+        ("", matrices, {"profile": "f32"}),
+        ("bf16_weights_", wide, {"profile": "f32", "dtypes": {"weight": "bf16"}}),
+        ("bf16_", halves, {"profile": "bf16_f32acc", "dtypes": BF16}),
+        (
+            "bf16_to_f32_",
+            halves,
+            {"profile": "bf16_f32acc_f32out", "dtypes": {"x": "bf16", "weight": "bf16"}},
+        ),
+    ):
+        t, n = {"": (9, 33), "bf16_": (67, 1)}.get(prefix, (4, 3))
+        yield Case(
+            f"{prefix}bad_rows_alone",
+            "A NaN or infinity that is accepted where there is no residual"
+            + ("." if prefix else "; outputs past 32 of tokens past 8."),
+            partial(_bad_alone, make, t, n),
+            **types,
+            family="extreme",
+            seed=17,
+            kills=(
+                "keeps_bad_rows",
+                f"accepts_bad_{prefix or 'f32_'}alone",
+                *(() if prefix else ("past_8_by_32",)),
+            ),
+        )
+        yield Case(
+            f"{prefix}inputs_257_residual",
+            "With a residual, a sum that ends at 256 inputs or before the odd one, or a bad row.",
+            partial(_bad_of_257_inputs, make),
+            **types,
+            family="needle",
+            seed=18,
+            kills=(
+                "tail",
+                "no_residual",
+                "keeps_bad_rows",
+                f"past_256_{prefix or 'f32_'}residual",
+                f"accepts_bad_{prefix or 'f32_'}residual",
+            ),
+        )
     yield Case(
         "no_inputs",
         "K = 0: the residual alone.",

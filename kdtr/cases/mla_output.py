@@ -72,6 +72,14 @@ def _bad_far(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
     return x
 
 
+def _bad_of_two_heads(
+    make: Callable[..., dict[str, Array]], t: int, residual: bool
+) -> dict[str, Array]:
+    x = make(90, t, h=2, n=1, v=2, c=3, d=2, residual=residual)
+    x["latent"][1, 1, 2], x["latent"][t - 2, 0, 0] = np.nan, np.inf
+    return x
+
+
 def _past_f16() -> dict[str, Array]:
     """Latents and rows of o of sizes 2^20 and 2^-30."""
     x = halves(40, 3, h=2, n=4, v=8, c=16, d=12)
@@ -298,6 +306,24 @@ def cases() -> Iterator[Case]:
         seed=41,
         kills=("values_in_f16", "o_in_f16"),
     )
+    mixed: dict[str, Any] = {"profile": "f32", "dtypes": {"kv_b": "bf16", "o": "bf16"}}
+    wide = partial(layer, cut=nx.round_bf16)
+    for prefix, make, rows, t, residual in (
+        ("", layer, {"profile": "f32"}, 4, False),
+        ("bf16_weights_", wide, mixed, 4, False),
+        ("bf16_weights_", wide, mixed, 4, True),
+        ("bf16_", halves, ROWS, 67, False),
+    ):
+        name = "residual" if residual else "alone"
+        yield Case(
+            f"{prefix}bad_tokens_{name}",
+            f"A NaN or infinity that is accepted {'with' if residual else 'without'} a residual.",
+            partial(_bad_of_two_heads, make, t, residual),
+            **rows,
+            family="extreme",
+            seed=90,
+            kills=("keeps_bad_rows", f"accepts_bad_{prefix or 'f32_'}{name}"),
+        )
     yield Case(
         "bad_tokens",
         "A NaN or infinity that reaches other tokens, or is written out.",

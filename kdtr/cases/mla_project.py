@@ -92,6 +92,14 @@ def _bad_input_130(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
     return x
 
 
+def _interleaved(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
+    """Positions past 16 bits and one below 0, a NaN, an infinity; latents of variance 2^-10."""
+    sizes = {"d": 16, "q": 6, "h": 1, "n": 2, "f": 2, "c": 4, "v": 1}
+    x = make(200, (70000, -1, 3, 131071, 5), **sizes, latent_scale=2.0**-7)
+    x["x"][2, 15], x["x"][4, 0] = np.nan, np.inf
+    return x
+
+
 def _past_f16() -> dict[str, Array]:
     """Rows of size 2^20 and 2^-30, a norm's weight of 2^20, queries of 2^-30 and heads of either.
 
@@ -376,6 +384,31 @@ def cases() -> Iterator[Case]:
             family="extreme",
             seed=190,
             kills=("checks_128_inputs", "keeps_bad_rows"),
+        )
+    for prefix, make, rows in (
+        ("", layer, {}),
+        ("bf16_weights_", partial(layer, cut=nx.round_bf16), {"dtypes": BF16}),
+        ("bf16_", halves, ROWS),
+    ):
+        yield _case(
+            f"{prefix}interleaved_bad_and_far",
+            "Stored interleaved, of one head: bad tokens accepted, a position past 65,535 cut, "
+            "another eps.",
+            partial(_interleaved, make),
+            **rows,
+            eps=2.0**-10,
+            store="interleaved",
+            family="extreme",
+            seed=200,
+            kills=(
+                "other_store",
+                "keeps_bad_rows",
+                "position_in_16_bits_interleaved",
+                "position_in_16_bits_of_one_head",
+                f"accepts_bad_{prefix or 'f32_'}interleaved",
+                "eps_1e_6",
+                *(("eps_1e_6_in_bf16",) if prefix == "bf16_" else ()),
+            ),
         )
     yield _case(
         "bf16_latent_variance_near_eps",

@@ -247,9 +247,13 @@ def _bad_far() -> dict[str, Array]:
     return x
 
 
-def _bad_of_many(cut: Callable[[Any], Array]) -> dict[str, Array]:
+def _bad_of_many(cut: Callable[[Any], Array], int4: bool = False) -> dict[str, Array]:
     """Bad tokens past 512."""
-    x = dense(116, 523, 2, 3, 3, 1, residual=True, cut=cut, rows=cut)
+    if int4:
+        x = packed(134, 523, 32, 32, 3, 1, 32, rows=cut)
+        x["residual"] = cut(nx.normal(135, (523, 32), 18))
+    else:
+        x = dense(116, 523, 2, 3, 3, 1, residual=True, cut=cut, rows=cut)
     x["x"][515, 1], x["weights"][130, 0], x["residual"][70, 1] = np.nan, np.inf, -np.inf
     x["ids"][522, 0] = 3
     return x
@@ -268,6 +272,46 @@ def _factors_off_the_grid() -> dict[str, Array]:
     x["weights"] = np.tile(1.0 + np.ldexp(np.array([55.0, 39.0]), -14), (3, 1))
     sums = reference(x, {"format": "dense", "group": 0}, "bf16_f32acc")["out"]
     return x | {"residual": -nx.round_bf16(sums)}
+
+
+def _all_kinds(form: str, profile: str, both: bool) -> dict[str, Array]:
+    """Two opposite experts; two good tokens, one of pads, and a bad one of each kind.
+
+    gate is 64, where silu is the identity, so hidden elements and their sums are exact. With
+    `both`, a shared expert too, and a residual that takes all but the rounding of the sums.
+    """
+    t, shared = (8, 8) if both else (7, 0)
+    if form == "dense":
+        x = dense(130, t, 8, 8, 2, 2, shared=shared, cut=nx.round_bf16)
+        x["gate"][:] = 64.0
+        x["up"][:] = _positive(131, (8, 8), 0, 32)
+        x["down"][1] = -x["down"][0]
+    else:
+        x = packed(130, t, 32, 32, 2, 2, 32, shared=shared, rows=nx.round_bf16)
+        codes = {name: nx.integers(131, (2, 32, 32), 9, 16) for name in NAMES}
+        codes["gate"][:], codes["up"][1] = 9, codes["up"][0]
+        codes["down"][1] = 16 - codes["down"][0]
+        for name in NAMES:
+            x[f"{name}_packed"] = words(codes[name])
+        odd = np.arange(32)[:, None] % 2 == 1
+        x["gate_scale"][:], x["up_scale"][:] = 64.0, np.where(odd, -0.5, 2.0)
+        x["down_scale"][:] = np.where(odd, 99840.0, -0.5)
+    if both:
+        x["shared_gate"][:] = 64.0
+        x["shared_up"] = _positive(132, x["shared_up"].shape, 0, 32)
+    d = x["x"].shape[1]
+    x["x"] = np.eye(1, d) * np.ldexp(1.0, np.arange(t) % 2)[:, None]
+    x["ids"] = np.tile(np.array([[0, 1]], np.int32), (t, 1))
+    x["ids"][2] = -1
+    x["weights"] = np.ones((t, 2))
+    x["weights"][:2, 0] = 1.0 + 2.0**-9 + 2.0**-12, -0.5
+    if both:
+        attrs = {"format": form, "group": 0 if form == "dense" else 32}
+        x["residual"] = -nx.round_bf16(reference(x, attrs, profile)["out"])
+        x["residual"][2], x["residual"][7, 0] = 1.0, -np.inf
+    x["x"][3, d - 1], x["weights"][4, 1] = (np.inf, np.nan) if both else (np.nan, np.inf)
+    x["ids"][4, 1], x["ids"][5, 1], x["ids"][6, 0] = -1, 2, -2
+    return x
 
 
 def _past_f16(packed_up: bool = False) -> dict[str, Array]:
@@ -602,12 +646,12 @@ def cases() -> Iterator[Case]:
         )
     yield _case(
         "bf16_long_rows",
-        "Rows longer than any pipeline of loads, and no multiple of one.",
-        partial(dense, 91, 1, 776, 40, 1, 1, cut=nx.round_bf16, rows=nx.round_bf16),
+        "Rows and results longer than any pipeline of loads, or than 1024, and no multiple of one.",
+        partial(dense, 91, 1, 1032, 8, 1, 1, cut=nx.round_bf16, rows=nx.round_bf16),
         **ROWS,
         family="random",
         seed=91,
-        kills=("past_640_inputs",),
+        kills=("past_640_inputs", "past_1024_columns_of_dense"),
     )
     yield _case(
         "bf16_int4_long_rows",
@@ -711,15 +755,61 @@ def cases() -> Iterator[Case]:
     )
     yield _case(
         "bf16_int4_all_on_one_of_three",
-        "An int4 expert with more than 32 tokens between two without any.",
-        lambda: _on_one(packed(102, 35, 32, 32, 3, 1, 32, rows=nx.round_bf16)),
+        "An int4 expert with more than 128 tokens between two without any.",
+        lambda: _on_one(packed(102, 129, 32, 32, 3, 1, 32, rows=nx.round_bf16)),
         form="w4_exact",
         group=32,
         **ROWS,
         family="scaled",
         seed=102,
-        kills=("past_32_tokens", "past_eight_tokens", "scale_of_first_expert"),
+        kills=(
+            "past_32_tokens",
+            "past_eight_tokens",
+            "past_128_tokens",
+            "past_128_tokens_of_int4",
+            "scale_of_first_expert",
+        ),
     )
+    wide: dict[str, Any] = {"dtypes": BF16}
+    for branch, form, both, rows in (
+        ("f32_alone", "dense", False, {}),
+        ("f32_shared", "dense", True, {}),
+        ("bf16_weights_alone", "dense", False, wide),
+        ("bf16_weights_shared", "dense", True, wide),
+        ("bf16_alone", "dense", False, ROWS),
+        ("bf16_shared", "dense", True, ROWS),
+        ("int4_exact", "w4_exact", True, wide),
+        ("int4_bf16", "w4_bf16", False, {}),
+        ("bf16_int4_exact", "w4_exact", False, ROWS),
+        ("bf16_int4_bf16", "w4_bf16", True, ROWS),
+    ):
+        int4, f32 = form != "dense", rows is not ROWS
+        kind = "int4" if int4 else "f32" if f32 else "bf16"
+        kills = [f"accepts_bad_{branch}", "keeps_bad_rows", "pad_factors_unchecked"]
+        kills += ["factors_positive", "factors_in_bf16", "factors_in_f16"]
+        if both:
+            kills += [f"{kind}_pads_lose_{what}" for what in ("residual", "shared")]
+            kills += [f"factors_{how}_with_shared" for how in ("positive", "in_bf16")]
+            kills += ["factors_positive_with_residual"]
+        if int4:
+            kills += [f"int4_{what}_unchecked" for what in ("rows", "factors", "ids")]
+            kills += ["int4_residual_unchecked"] if both else []
+            kills += ["scales_positive_of_f32", "scales_in_f16_of_f32"] if f32 else []
+        if int4 or not rows:
+            kills += [f"factors_{how}_of_{kind}" for how in ("positive", "in_bf16")]
+        yield _case(
+            f"all_kinds_{branch}",
+            f"{'With a shared expert and a residual' if both else 'With neither'}: a bad token "
+            "accepted, a token of pads without them, the sign or last bits of a factor lost"
+            + (", the sign or range of a scale." if int4 else "."),
+            partial(_all_kinds, form, rows.get("profile", "f32"), both),
+            form=form,
+            group=32 if int4 else 0,
+            **rows,
+            family="extreme",
+            seed=130,
+            kills=tuple(kills),
+        )
     for prefix, cut, rows in (("", nx.round_f32, {}), ("bf16_", nx.round_bf16, ROWS)):
         yield _case(
             f"{prefix}bad_tokens_of_523",
@@ -729,6 +819,18 @@ def cases() -> Iterator[Case]:
             family="extreme",
             seed=116,
             kills=("past_512_tokens", "checks_64_tokens", "keeps_bad_rows", "residual_of_8_tokens"),
+        )
+        yield _case(
+            f"{prefix}int4_bad_tokens_of_523",
+            "More int4 tokens than a slice of 512, of which four fail.",
+            partial(_bad_of_many, cut, True),
+            form="w4_bf16",
+            group=32,
+            **rows,
+            family="extreme",
+            seed=134,
+            tier="full",
+            kills=("past_512_tokens", "checks_64_tokens", "keeps_bad_rows"),
         )
     for prefix, cut, rows in (
         ("", nx.round_f32, {"dtypes": BF16}),
