@@ -23,6 +23,8 @@ enum Fault {
   kFlushes,
   kPlusZero,
   kChecks64Tokens,
+  kNothingWithoutRows,
+  kEndAccepted,  // in one branch: the first of three
 };
 
 void embed(Call& call, int fault) {
@@ -31,10 +33,13 @@ void embed(Call& call, int fault) {
   const DLTensor& out = call.any("out", KDTR_OUT, "T N");
   const auto status = call.out<std::int32_t>("status", "T");
   const std::int64_t n = call.dim("N"), v = call.dim("V");
+  const int kind = is<float>(table.dtype) ? 0 : is<float>(out.dtype) ? 1 : 2;
+  if (fault == kNothingWithoutRows && v == 0) return;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     std::int64_t id = ids[fault == kFirstToken ? 0 : t];
     if (fault == kClamps) id = std::max<std::int64_t>(0, std::min(id, v - 1));
     if (fault == kWrapsNegative && id < 0) id += v;
+    if (fault - kEndAccepted == kind && id == v) id = v - 1;
     if (fault == kOffByOne) id = (id + 1) % std::max<std::int64_t>(v, 1);
     if (fault == kUint8 && id >= 0) id &= 255;
     if (fault == kUint16 && id >= 0 && id < v) id &= 65535;
@@ -78,6 +83,10 @@ KDTR_MUTANTS({"embed@1",
                {"clamps_to_f16", "clamps the rows to the range of f16"},
                {"flushes", "makes subnormals 0"},
                {"plus_zero", "drops the sign of zero"},
-               {"checks_64_tokens", "reports a bad id in only 64 tokens"}},
+               {"checks_64_tokens", "reports a bad id in only 64 tokens"},
+               {"nothing_without_rows", "writes nothing when the table has no rows"},
+               {"end_accepted", "accepts id V in an f32 table"},
+               {"widened_end_accepted", "accepts id V in a bf16 table that is widened"},
+               {"bf16_end_accepted", "accepts id V in a bf16 table that is copied"}},
               embed});
 }  // namespace kdtr::mutants

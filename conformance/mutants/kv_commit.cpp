@@ -63,6 +63,14 @@ enum FaultId {
   kUnusedEntriesChecked,
   kInactiveRefused,
   kNothingWithoutNodes,
+  kPrefixBeforeInactive,
+  kMoreThanStepsAccepted,
+  kExchangedFromPrefix,
+  kExchangedOnce,
+  kSlotWraps,
+  kHiddenVectorsInPlace,
+  kWordsInPlace,
+  kStageOf32Kib,
 };
 
 using Bytes = std::vector<std::uint8_t>;
@@ -89,6 +97,7 @@ std::int64_t size(const std::vector<std::int64_t>& v) {
 // Moves so far, and the status: a faulty kernel keeps the moves that it met before the error.
 int walk(const Tables& t, int fault, std::vector<Move>& moves) {
   const std::int64_t pool = t.slots / t.page_size;
+  if (fault == kPrefixBeforeInactive && t.prefix < 0) return kdtr::kBadInput;
   if (t.count == 0) return fault == kInactiveRefused ? kdtr::kBadInput : kdtr::kOk;
   const std::int64_t most =
       fault == kMoreThanNodesAccepted ? size(t.path) : std::min(size(t.path), size(t.tree));
@@ -129,6 +138,9 @@ int walk(const Tables& t, int fault, std::vector<Move>& moves) {
       return kdtr::kBadInput;
     }
     std::int64_t page = t.pages[static_cast<std::size_t>(entry)];
+    if (fault == kSlotWraps)
+      page =
+          static_cast<std::int32_t>(static_cast<std::uint32_t>(page * t.page_size)) / t.page_size;
     if (fault == kBadPageClamped) page = clamped(page, pool);
     const bool skip = fault == kBadEntrySkipped || k >= t.count;
     if (!within(node, size(t.tree)) || !within(page, pool)) {
@@ -184,11 +196,17 @@ void exchange(Tables& t, const std::vector<Move>& moves, int fault) {
       continue;
     }
     const auto swap = [&](std::vector<std::int64_t>& values) {
-      for (std::int64_t& x : values) {
-        if (x == here)
-          x = there;
-        else if (x == there)
-          x = here;
+      bool had_here = false, had_there = false;
+      const bool late = fault == kExchangedFromPrefix && &values == &t.pages;
+      for (std::size_t i = late ? static_cast<std::size_t>(t.prefix) : 0; i < values.size(); ++i) {
+        std::int64_t& x = values[i];
+        if (x == here) {
+          if (!had_here || fault != kExchangedOnce) x = there;
+          had_here = true;
+        } else if (x == there) {
+          if (!had_there || fault != kExchangedOnce) x = here;
+          had_there = true;
+        }
       }
     };
     if (fault == kTablePast256 && t.pages.size() > 256) {
@@ -216,14 +234,19 @@ void run(Call& c, int fault) {
   const std::int64_t requests = c.dim("R"), nodes = c.dim("N"), width = c.dim("max_pages");
   const std::int64_t steps = c.dim("steps"), slots = c.dim("slots");
   const std::int64_t row_bytes = c.dim("row_bytes"), hidden_bytes = c.dim("hidden_bytes");
+  const std::int64_t stage = (32 << 10) / std::max<std::int64_t>(steps, 1);
 
   std::vector<Tables> tables;
   for (std::int64_t r = 0; r < requests; ++r) {
     const std::int64_t from = fault == kRequestZeroPath ? 0 : r;
     const std::int64_t pages_of = fault == kRequestZeroTable ? 0 : r;
+    const std::int64_t path_end =
+        fault == kMoreThanStepsAccepted
+            ? std::min(r * steps + std::max(steps, nodes), requests * steps)
+            : (from + 1) * steps;
     tables.push_back({{table.data + pages_of * width, table.data + (pages_of + 1) * width},
                       {tree.data + r * nodes, tree.data + (r + 1) * nodes},
-                      {accept_index.data + from * steps, accept_index.data + (from + 1) * steps},
+                      {accept_index.data + from * steps, accept_index.data + path_end},
                       slots,
                       page_size,
                       static_cast<std::int64_t>(accept_len[from]) + 1,
@@ -263,11 +286,14 @@ void run(Call& c, int fault) {
       if (fault == kLayersPast8) layers = std::min<std::int64_t>(layers, 8);
       if (fault == kLayersPast64) layers = std::min<std::int64_t>(layers, 64);
       std::int64_t moved = fault == kWholeWordsOnly ? row_bytes / 4 * 4 : row_bytes;
+      if (fault == kStageOf32Kib) moved = std::min(moved, stage);
       if (fault == kRowBytesPast2048) moved = std::min<std::int64_t>(moved, 2048);
       for (std::int64_t layer = 0; layer < layers; ++layer) {
         std::uint8_t* base = rows.data + layer * slots * row_bytes;
         for (int times = fault == kLayerTwice ? 2 : 1; times > 0; --times)
-          move_rows(base, row_bytes, moved, pairs, fault == kWritesBeforeReads,
+          move_rows(base, row_bytes, moved, pairs,
+                    fault == kWritesBeforeReads ||
+                        (fault == kWordsInPlace && row_bytes % 16 != 0 && row_bytes % 4 == 0),
                     fault == kRowsAsHalf);
       }
     }
@@ -286,10 +312,13 @@ void run(Call& c, int fault) {
       if (k < nodes) pairs.emplace_back(fault == kHiddenByRank ? k : m.node, k);
     }
     std::int64_t moved = hidden_bytes;
+    if (fault == kStageOf32Kib) moved = std::min(moved, stage);
     if (fault == kHiddenPast256) moved = std::min<std::int64_t>(moved, 256);
     if (fault == kHiddenPast4096) moved = std::min<std::int64_t>(moved, 4096);
     move_rows(hidden.data + r * nodes * hidden_bytes, hidden_bytes, moved, pairs,
-              fault == kHiddenWritesBeforeReads, false);
+              fault == kHiddenWritesBeforeReads ||
+                  (fault == kHiddenVectorsInPlace && hidden_bytes % 16 == 0),
+              false);
   }
 }
 
@@ -350,6 +379,14 @@ KDTR_MUTANTS({
         {"unused_entries_checked", "entries that the step does not use are checked"},
         {"inactive_refused", "an inactive request is bad input"},
         {"nothing_without_nodes", "nothing is written when there are no nodes"},
+        {"prefix_before_inactive", "a negative prefix is reported where the request is inactive"},
+        {"more_than_steps_accepted", "accept_len is held against the nodes, not against the path"},
+        {"exchanged_from_prefix", "table entries before the prefix are not exchanged"},
+        {"exchanged_once", "only the first entry of a value is exchanged"},
+        {"slot_wraps", "page and offset become a slot in 32 bits before they are checked"},
+        {"hidden_vectors_in_place", "hidden rows of whole vectors are written before all are read"},
+        {"words_in_place", "rows of whole words, but not vectors, are written before all are read"},
+        {"stage_of_32_kib", "of a path's rows only what fits 32 KiB at once is moved"},
     },
     run,
 });

@@ -30,6 +30,13 @@ enum Fault {
   kChecks64Rows,
   kChecks1024Elements,
   kWeightPositive,
+  kWeightInRowsType,
+  kBfloatInfAccepted,
+  kEpsFixedInF32,
+  kEpsFixedInF16,
+  kEpsFixedRounded,
+  kUncheckedRounded,
+  kUnchecked,  // in one branch: the first of six
 };
 
 double rounded(const DLTensor& like, double value) {
@@ -40,18 +47,25 @@ double rounded(const DLTensor& like, double value) {
 
 void rmsnorm(Call& call, int fault) {
   const DLTensor& x = call.any("x", KDTR_IN, "T N");
-  const DLTensor& weight = call.any("weight", KDTR_IN, "N");
+  DLTensor weight = call.any("weight", KDTR_IN, "N");
   const DLTensor& out = call.any("out", KDTR_OUT, "T N");
   const auto status = call.out<std::int32_t>("status", "T");
-  const double eps = call.attr_float("eps") * (fault == kEpsTenTimes ? 0.1 : 1.0);
+  double eps = call.attr_float("eps") * (fault == kEpsTenTimes ? 0.1 : 1.0);
   bool twice = call.attr_str("variant") == "round_then_multiply";
+  if ((fault == kEpsFixedInF32 && is<float>(x.dtype)) ||
+      (fault == kEpsFixedInF16 && is<f16>(x.dtype)) || (fault == kEpsFixedRounded && twice))
+    eps = 1e-5;
+  if (fault == kWeightInRowsType && weight.dtype.bits > x.dtype.bits) weight.dtype = x.dtype;
+  const bool unchecked = (fault == kUncheckedRounded && twice) || fault - kUnchecked == branch(x);
   if (fault == kOtherVariant) twice = !twice;
   const std::int64_t n = call.dim("N");
   double factor = 0;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     Row row = read(x, t * n, n);
-    const bool ok = finite(row, fault == kChecks1024Elements ? 1024 : row.size()) ||
-                    (fault == kChecks64Rows && t >= 64);
+    const bool inf = fault == kBfloatInfAccepted && is<bf16>(x.dtype) &&
+                     std::none_of(row.begin(), row.end(), [](double v) { return std::isnan(v); });
+    const bool ok = finite(row, fault == kChecks1024Elements ? 1024 : row.size()) || unchecked ||
+                    inf || (fault == kChecks64Rows && t >= 64);
     status[t] = ok ? 0 : 1;
     const bool left_out =
         (fault == kPast64Rows && t >= 64) || (fault == kPast1024Rows && t >= 1024);
@@ -119,6 +133,18 @@ KDTR_MUTANTS({"rmsnorm@1",
                {"rows_in_f16", "converts the rows to f16"},
                {"checks_64_rows", "looks for a NaN in only 64 rows"},
                {"checks_1024_elements", "looks for a NaN in only 1024 elements"},
-               {"weight_positive", "drops the sign of the weight"}},
+               {"weight_positive", "drops the sign of the weight"},
+               {"weight_in_rows_type", "reads f32 weights as the rows' type"},
+               {"bf16_inf_accepted", "takes infinities for numbers in bf16"},
+               {"f32_eps_fixed", "uses eps 1e-5 in f32, whatever is asked"},
+               {"f16_eps_fixed", "uses eps 1e-5 in f16, whatever is asked"},
+               {"rounded_eps_fixed", "uses eps 1e-5 where it rounds first, whatever is asked"},
+               {"rounded_unchecked", "does not look for bad input where it rounds first"},
+               {"f32_odd_unchecked", "does not look for bad input in f32, in odd widths"},
+               {"f32_vectors_unchecked", "does not look for bad input in f32, in whole vectors"},
+               {"bf16_odd_unchecked", "does not look for bad input in bf16, in odd widths"},
+               {"bf16_vectors_unchecked", "does not look for bad input in bf16, in whole vectors"},
+               {"f16_odd_unchecked", "does not look for bad input in f16, in odd widths"},
+               {"f16_vectors_unchecked", "does not look for bad input in f16, in whole vectors"}},
               rmsnorm});
 }  // namespace kdtr::mutants

@@ -1,3 +1,5 @@
+#include <array>
+
 #include "rows.h"
 
 namespace kdtr::mutants {
@@ -32,6 +34,10 @@ enum Fault {
   kChecks64Tokens,
   kChecks128Columns,
   kChecksTurnedColumns,
+  kMinusInfAccepted,
+  kNothingWithoutPairs,
+  kUnchecked,  // in one branch: the first of four
+  kNegativeAcceptedIn = kUnchecked + 4,
 };
 
 void rope(Call& call, int fault) {
@@ -48,17 +54,24 @@ void rope(Call& call, int fault) {
   if (fault == kNoScale) scale = 1;
   if (fault == kScaleTwice) scale *= scale;
   if (fault == kOtherStore) halves = !halves;
+  const std::array branches{is<bf16>(x.dtype), is<f16>(x.dtype), halves, scale != 1};
+  const auto lives_here = [&](int first) {
+    return fault >= first && fault < first + 4 && branches[static_cast<std::size_t>(fault - first)];
+  };
+  if (fault == kNothingWithoutPairs && f == 0) return;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     Row row = read(x, t * heads * width, heads * width);
     bool rows_ok = true;
     for (std::int64_t h = 0; h < heads; ++h) {
       const Row head(row.begin() + h * width, row.begin() + (h + 1) * width);
-      rows_ok = rows_ok && finite(head, fault == kChecks128Columns ? 128
-                                        : fault == kChecksTurnedColumns
-                                            ? static_cast<std::size_t>(start + 2 * f)
-                                            : head.size());
+      const std::size_t looked_at = fault == kChecks128Columns ? 128
+                                    : fault == kChecksTurnedColumns
+                                        ? static_cast<std::size_t>(start + 2 * f)
+                                        : head.size();
+      rows_ok = rows_ok && finite(head, looked_at, fault == kMinusInfAccepted);
     }
-    const bool ok = ((positions[t] >= 0 || fault == kNegativeAccepted) && rows_ok) ||
+    const bool any_position = fault == kNegativeAccepted || lives_here(kNegativeAcceptedIn);
+    const bool ok = ((positions[t] >= 0 || any_position) && (rows_ok || lives_here(kUnchecked))) ||
                     (fault == kChecks64Tokens && t >= 64);
     status[t] = ok ? 0 : 1;
     for (double& v : row)
@@ -126,6 +139,16 @@ KDTR_MUTANTS({"rope@1",
                {"rows_in_f16", "converts the rows to f16"},
                {"checks_64_tokens", "looks for bad input in only 64 tokens"},
                {"checks_128_columns", "looks for a NaN in only 128 columns of a head"},
-               {"checks_turned_columns", "looks for a NaN only up to the rotated columns"}},
+               {"checks_turned_columns", "looks for a NaN only up to the rotated columns"},
+               {"minus_inf_accepted", "takes -inf for a number"},
+               {"nothing_without_pairs", "writes nothing when there are no pairs"},
+               {"bf16_unchecked", "does not look for a NaN or infinity in bf16"},
+               {"f16_unchecked", "does not look for a NaN or infinity in f16"},
+               {"halves_unchecked", "does not look for a NaN or infinity where it stores halves"},
+               {"scaled_unchecked", "does not look for a NaN or infinity with a factor"},
+               {"bf16_negative_accepted", "accepts a negative position in bf16"},
+               {"f16_negative_accepted", "accepts a negative position in f16"},
+               {"halves_negative_accepted", "accepts a negative position where it stores halves"},
+               {"scaled_negative_accepted", "accepts a negative position with a factor"}},
               rope});
 }  // namespace kdtr::mutants

@@ -17,11 +17,18 @@ inline Row read(const DLTensor& tensor, std::int64_t first, std::int64_t count) 
   return row;
 }
 
-// Whether the first `count` values are finite.
-inline bool finite(const Row& row, std::size_t count = static_cast<std::size_t>(-1)) {
+// Whether the first `count` values are finite, or -inf where that is `accepted`.
+inline bool finite(const Row& row, std::size_t count = static_cast<std::size_t>(-1),
+                   bool accepted = false) {
   for (std::size_t i = 0; i < row.size() && i < count; ++i)
-    if (!std::isfinite(row[i])) return false;
+    if (!std::isfinite(row[i]) && !(accepted && row[i] == -kInf)) return false;
   return true;
+}
+
+// The branch of a kernel that x takes: f32, bf16 or f16 rows; odd, or of whole 16-byte vectors.
+inline int branch(const DLTensor& x) {
+  const bool vectors = x.shape[x.ndim - 1] * x.dtype.bits % 128 == 0;
+  return (is<bf16>(x.dtype) ? 2 : is<f16>(x.dtype) ? 4 : 0) + (vectors ? 1 : 0);
 }
 
 inline void write(const DLTensor& tensor, std::int64_t first, const Row& row) {

@@ -25,6 +25,10 @@ enum Fault {
   kExpInF16,
   kChecks64Tokens,
   kChecks1024Elements,
+  kMinusInfAccepted,
+  kNothingWithoutColumns,
+  kUpUncheckedInF16,
+  kGateUnchecked,  // in one branch: the first of six
 };
 
 void silu_mul(Call& call, int fault) {
@@ -33,12 +37,18 @@ void silu_mul(Call& call, int fault) {
   const DLTensor& out = call.any("out", KDTR_OUT, "T N");
   const auto status = call.out<std::int32_t>("status", "T");
   const std::int64_t n = call.dim("N");
+  if (fault == kNothingWithoutColumns && n == 0) return;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     const Row g = read(gate, t * n, n);
     const Row u = read(up, (fault == kRowZero ? 0 : t) * n, n);
     const std::size_t looked_at = fault == kChecks1024Elements ? 1024 : g.size();
-    const bool ok = (finite(g, looked_at) && finite(read(up, t * n, n), looked_at)) ||
-                    (fault == kChecks64Tokens && t >= 64);
+    const auto good = [&](const Row& row) {
+      return finite(row, looked_at, fault == kMinusInfAccepted);
+    };
+    const bool gate_ok = good(g) || fault - kGateUnchecked == branch(gate);
+    const bool up_ok =
+        good(read(up, t * n, n)) || (fault == kUpUncheckedInF16 && is<f16>(up.dtype));
+    const bool ok = (gate_ok && up_ok) || (fault == kChecks64Tokens && t >= 64);
     status[t] = ok ? 0 : 1;
     Row y(g.size(), 0.0);
     for (std::size_t i = 0; i < y.size() && (ok || fault == kKeepsBadRows); ++i) {
@@ -91,6 +101,16 @@ KDTR_MUTANTS({"silu_mul@1",
                {"rows_in_f16", "converts gate and up to f16"},
                {"exp_in_f16", "keeps e^-x in f16"},
                {"checks_64_tokens", "looks for bad input in only 64 tokens"},
-               {"checks_1024_elements", "looks for bad input in only 1024 elements"}},
+               {"checks_1024_elements", "looks for bad input in only 1024 elements"},
+               {"minus_inf_accepted", "takes -inf for a number"},
+               {"nothing_without_columns", "writes nothing when rows are empty"},
+               {"f16_up_unchecked", "does not look for bad input in up in f16"},
+               {"f32_odd_unchecked", "does not look at gate in f32, in rows of an odd width"},
+               {"f32_vectors_unchecked", "does not look at gate in f32, in rows of whole vectors"},
+               {"bf16_odd_unchecked", "does not look at gate in bf16, in rows of an odd width"},
+               {"bf16_vectors_unchecked",
+                "does not look at gate in bf16, in rows of whole vectors"},
+               {"f16_odd_unchecked", "does not look at gate in f16, in rows of an odd width"},
+               {"f16_vectors_unchecked", "does not look at gate in f16, in rows of whole vectors"}},
               silu_mul});
 }  // namespace kdtr::mutants

@@ -25,7 +25,7 @@ def table(seed: int, v: int, n: int, ids: tuple[int, ...], bf16: bool = False) -
 
 
 def _many_ids() -> dict[str, Array]:
-    ids = np.array([65549, 0, 65536, 65535, 32768, 40000, 13], np.int32)
+    ids = np.array([65549, 0, 65536, 65535, 32768, 40000, 13] * 10, np.int32)
     return {"ids": ids, "table": (np.arange(65550) * 37 % 251 + 1.0)[:, None]}
 
 
@@ -78,37 +78,52 @@ def cases() -> Iterator[Case]:
         family="extreme",
         seed=3,
         wrong=("clamped",),
-        kills=("clamps", "wraps_negative", "no_status"),
+        kills=("clamps", "wraps_negative", "no_status", "end_accepted"),
     )
     yield Case(
         "bf16_table",
-        "bf16 rows that are not widened exactly.",
-        partial(table, 4, 40, 16, (39, 0, 20), True),
+        "bf16 rows that are not widened exactly, or an id of V or -1 taken as one; tokens past 64.",
+        partial(table, 4, 40, 8, (39, 0, 40, 20, -1) * 14, True),
         profile="exact",
         dtypes={"table": "bf16"},
         family="random",
         seed=4,
-        kills=("off_by_one", "scaled"),
+        kills=(
+            "off_by_one",
+            "scaled",
+            "widened_end_accepted",
+            "wraps_negative",
+            "past_64_tokens",
+            "checks_64_tokens",
+        ),
     )
     yield Case(
         "bf16_rows",
-        "bf16 rows copied as bf16, of an odd width.",
-        partial(table, 6, 300, 21, (299, 0, -1, 256), True),
+        "bf16 rows copied as bf16, of an odd width; an id of V or -1 taken as one.",
+        partial(table, 6, 300, 21, (299, 0, -1, 256, 300), True),
         profile="exact",
         dtypes={"table": "bf16", "out": "bf16"},
         family="random",
         seed=6,
         wrong=("clamped",),
-        kills=("off_by_one", "scaled", "tail", "uint8_id", "clamps", "no_status"),
+        kills=(
+            "off_by_one",
+            "scaled",
+            "tail",
+            "uint8_id",
+            "clamps",
+            "no_status",
+            "bf16_end_accepted",
+        ),
     )
     yield Case(
         "ids_past_65536",
-        "An id kept in 16 bits, with or without a sign; rows of one element.",
+        "An id kept in 16 bits, with or without a sign; rows of one element; tokens past 64.",
         _many_ids,
         profile="exact",
         dtypes={"table": "bf16", "out": "bf16"},
         family="extreme",
-        kills=("uint16_id", "int16_id", "uint8_id"),
+        kills=("uint16_id", "int16_id", "uint8_id", "past_64_tokens"),
     )
     yield Case(
         "tokens_1031",
@@ -144,6 +159,13 @@ def cases() -> Iterator[Case]:
             wrong=("through_f16",),
             kills=("through_f16", "clamps_to_f16", "flushes", "plus_zero"),
         )
+    yield Case(
+        "no_rows",
+        "A table without rows, where the status and the zeros are not written.",
+        partial(table, 7, 0, 2, (0, -1)),
+        profile="exact",
+        kills=("nothing_without_rows",),
+    )
     yield Case(
         "no_tokens",
         "A launch with an empty grid.",

@@ -122,6 +122,9 @@ def _refused(page_size: int, **shape: int) -> dict[str, Array]:
     x["tree_slots"][8, 0] = -1
     x["page_table"][9, 8 // page_size] = x["rows"].shape[1] // page_size
     x["page_table"][10, 6 // page_size] = -1
+    if page_size == 64:
+        x["prefix_len"][0] = x["page_table"].shape[1] * page_size - 3
+        x["page_table"][10], x["accept_len"][11] = 2**26, -1  # a page whose slot wraps to 0
     return x
 
 
@@ -189,12 +192,32 @@ def _exchange_chain() -> dict[str, Array]:
     return x
 
 
+def _short_paths() -> dict[str, Array]:
+    """Three steps and five nodes. Request 0 asks for four rows, and all that follows is good."""
+    x = batch([Step(6, (0, 2, 4), APART[:5])] * 3, 16, limit=2, layers=1, row_bytes=2, seed=47)
+    x["accept_len"][[0, 2]], x["prefix_len"][2] = (3, -1), -5
+    return x
+
+
+def _exchanged_before_prefix() -> dict[str, Array]:
+    """Slots and destinations that the table also holds before the prefix, and some held twice."""
+    x = _small_pool(
+        [[7, 3, 9, -1, -1], [6, 4, 4, 5, 6], [0, 1, 2, 10, -1], [-1] * 5],
+        [[7, 11, 12, -1, -1], [6, 4, 6, 8, -1], [13, 14, 15, -1, -1], [0] * 5],
+        16,
+    )
+    x["accept_index"] = np.asarray([[0, -1, -1], [0, 3, -1], [0, 1, 2], [0, 1, 2]], np.int32)
+    x["accept_len"][:] = 0, 1, 3, -1  # of three steps
+    x["prefix_len"][:] = 1, 2, 0, -5
+    return x
+
+
 def _first_error(page_size: int) -> dict[str, Array]:
     """Requests with two faults each, five node slots and a path of up to seven."""
     x = batch([Step(6, (0, 2, 4), APART[:5])] * 8, page_size, limit=6, seed=45)
     end, slots = x["page_table"].shape[1] * page_size, x["rows"].shape[1]
     x["accept_len"][1], x["prefix_len"][1] = 5, end  # more than there are nodes, and no room
-    x["accept_len"][2], x["accept_index"][2, 5] = 5, 1  # more than there are nodes
+    x["accept_len"][2], x["accept_index"][2, :6] = 5, (0, 2, 4, 1, 3, 0)  # one more than nodes
     x["prefix_len"][3], x["tree_slots"][3, 0] = end, slots
     x["prefix_len"][4], x["accept_index"][4, 1] = end - 2, -1
     x["prefix_len"][5] = 2**31 - 1
@@ -295,12 +318,13 @@ def cases() -> Iterator[Case]:
         "relabelled_page_16",
         "rows written before all are read: path nodes do not ascend, moves overlap inside a page "
         "and across pages",
-        lambda: batch(_RELABELLED, 16, limit=5, seed=20),
+        lambda: batch(_RELABELLED, 16, limit=5, hidden_bytes=16, seed=20),
         16,
         wrong=("in_place",),
         kills=(
             "writes_before_reads",
             "hidden_writes_before_reads",
+            "hidden_vectors_in_place",
             "path_sorted",
             "layer_twice",
             "destination_by_node",
@@ -381,6 +405,27 @@ def cases() -> Iterator[Case]:
         ),
     )
     yield case(
+        "short_paths",
+        "more rows than steps, taken from the next request's path; a negative prefix looked at "
+        "where the request is inactive",
+        _short_paths,
+        16,
+        kills=("more_than_steps_accepted", "prefix_before_inactive"),
+    )
+    yield case(
+        "exchanged_before_prefix",
+        "entries before the prefix, or the second of two alike, that keep a slot given away; more "
+        "rows than steps, and an inactive request with a negative prefix",
+        _exchanged_before_prefix,
+        1,
+        kills=(
+            "exchanged_from_prefix",
+            "exchanged_once",
+            "more_than_steps_accepted",
+            "prefix_before_inactive",
+        ),
+    )
+    yield case(
         "refused_page_16",
         "a bad request half moved, moved to a clamped place, or spoiling its neighbours",
         lambda: _refused(16),
@@ -414,11 +459,18 @@ def cases() -> Iterator[Case]:
     )
     yield case(
         "refused_page_64",
-        "a bad request half moved, or reported ok, at the largest page",
+        "a bad request half moved, or reported ok, at the largest page; a slot in 32 bits",
         lambda: _refused(64, layers=1, row_bytes=2),
         64,
         family="poison",
-        kills=("bad_request_half_moved", "bad_request_fails_batch", "bad_entry_skipped"),
+        kills=(
+            "bad_request_half_moved",
+            "bad_request_fails_batch",
+            "bad_entry_skipped",
+            "capacity_off_by_one",
+            "inactive_refused",
+            "slot_wraps",
+        ),
     )
     for size in (16, 1):
         yield case(
@@ -462,13 +514,15 @@ def cases() -> Iterator[Case]:
         )
     yield case(
         "three_layers",
-        "only the first layer, or the first two, moved",
-        lambda: batch(_mixed(16)[2:], 16, limit=6, layers=3, row_bytes=20, seed=34),
+        "only the first layer, or the first two, moved; rows of whole words written before all are "
+        "read",
+        lambda: batch(_RELABELLED[:2], 16, limit=6, layers=3, row_bytes=20, seed=34),
         16,
         wrong=("first_layer_only",),
         kills=(
             "first_layer_only",
             "layer_twice",
+            "words_in_place",
         ),
     )
     yield case(
@@ -542,12 +596,13 @@ def cases() -> Iterator[Case]:
     )
     yield case(
         "long_rows",
-        "bytes past 2,048 of a row, or past 256 or 4,096 of a hidden row, not moved",
+        "bytes past 2,048 of a row, or past 256 or 4,096 of a hidden row, not moved; or past what "
+        "32 KiB hold of a whole path",
         lambda: _ruled(
             batch(
-                [Step(3, (0, 2), APART[:3])],
+                [Step(0, (0, 2), APART[:3])],
                 16,
-                limit=1,
+                limit=14,
                 layers=1,
                 row_bytes=2306,
                 hidden_bytes=4099,
@@ -555,7 +610,7 @@ def cases() -> Iterator[Case]:
             )
         ),
         16,
-        kills=("row_bytes_past_2048", "hidden_past_256", "hidden_past_4096"),
+        kills=("row_bytes_past_2048", "hidden_past_256", "hidden_past_4096", "stage_of_32_kib"),
     )
     yield case(
         "long_table_page_1",

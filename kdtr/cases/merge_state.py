@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 Array = NDArray[Any]
+EVERY_LEVEL = ("odd_empty_side_read", "no_max_shift", "sentinel_is_empty", "light_side_dropped")
 INF, NAN = np.inf, np.nan
 BF16 = {"o_a": "bf16", "o_b": "bf16", "o": "bf16"}
 F16 = {"o_a": "f16", "o_b": "f16", "o": "f16"}
@@ -58,10 +59,16 @@ def _both_empty() -> dict[str, Array]:
     return x
 
 
-def _one_empty(poison: float, rounded: Callable[[Array], Array] | None = None) -> dict[str, Array]:
-    x = state(40, (2, 4, 3, 16))
+def _one_empty(
+    poison: float,
+    rounded: Callable[[Any], Array] | None = None,
+    columns: int = 16,
+    requests: int = 2,
+) -> dict[str, Array]:
+    x = state(40, (requests, 4, 3, columns))
     if rounded is not None:
         x["o_a"], x["o_b"] = rounded(x["o_a"]), rounded(x["o_b"])
+        x["o_a"][..., 0] = x["o_b"][..., 0] = float(rounded(2.0**-133)) or 2.0**-24  # subnormal
     for r, n, h in ((0, 0, 0), (0, 1, 2), (1, 3, 2)):
         x["lse_a"][r, n, h] = -INF
         x["o_a"][r, n, h] = poison
@@ -71,6 +78,7 @@ def _one_empty(poison: float, rounded: Callable[[Array], Array] | None = None) -
     for n in range(2):  # both empty, both poisoned
         x["lse_a"][1, n, 1] = x["lse_b"][1, n, 1] = -INF
         x["o_a"][1, n, 1] = x["o_b"][1, n, 1] = poison
+    x["lse_a"][2:, 1, 1] = INF
     return x
 
 
@@ -139,9 +147,15 @@ def _sized(seed: int, shape: tuple[int, int, int, int]) -> Callable[[], Arrays]:
 
 
 def _odd(rounded: Callable[[Array], Array]) -> dict[str, Array]:
-    """33 columns: rows that begin at every place of a vector."""
-    x = state(150, (1, 3, 3, 33))
+    """33 columns: rows that begin at every place of a vector; all kinds of log-sum-exps."""
+    x = state(150, (2, 3, 2, 33))
     x["o_a"], x["o_b"] = rounded(x["o_a"]), rounded(x["o_b"])
+    x["lse_a"][0, 0], x["lse_b"][0, 0] = (2000.0, -(2.0**100)), (1999.0, -(2.0**100))
+    x["lse_a"][0, 2, 0], x["lse_b"][0, 2, 0] = 10.0, 0.0
+    x["o_b"][0, 2, 0] *= 2.0**14
+    x["lse_a"][0, 1] = x["lse_b"][0, 1:, 1] = -INF
+    x["o_a"][0, 1] = x["o_b"][0, 1:, 1] = NAN
+    x["lse_b"][1, 2, 1] = NAN
     return x
 
 
@@ -269,50 +283,58 @@ def cases() -> Iterator[Case]:
         flags=("poison",),
         kills=("empty_side_read",),
     )
-    yield Case(
-        name="one_empty_bf16",
-        catches="an empty side read, or a copied bf16 side changed",
-        inputs=lambda: _one_empty(NAN, nx.round_bf16),
-        dtypes=BF16,
-        profile="bf16",
-        family="poison",
-        seed=40,
-        flags=("poison",),
-        kills=("empty_side_read", "lone_side_recomputed"),
-    )
     for name, dtype, rounded in (
         ("bf16", "bf16", nx.round_bf16), ("f16", "f16", nx.round_f16)
     ):  # fmt: skip
         yield Case(
+            name=f"one_empty_{name}",
+            catches=f"an empty side read, or a copied {name} side changed",
+            inputs=partial(_one_empty, NAN, rounded, 8),
+            dtypes={"o_a": dtype, "o_b": dtype, "o": dtype},
+            profile=dtype,
+            family="poison",
+            seed=40,
+            flags=("poison",),
+            kills=(
+                "empty_side_read",
+                "lone_side_recomputed",
+                "lone_side_flushed",
+                *(("f16_empty_b_read",) if name == "f16" else ()),
+            ),
+        )
+        yield Case(
             name=f"one_empty_f32_to_{name}",
-            catches="a lone f32 side cut to the narrower output instead of rounded",
-            inputs=lambda: _one_empty(NAN),
+            catches="a lone f32 side cut to the narrower output instead of rounded; a +inf "
+            "log-sum-exp taken as valid there",
+            inputs=partial(_one_empty, NAN, columns=8, requests=3),
             dtypes={"o": dtype},
             profile=dtype,
             family="poison",
             seed=40,
             flags=("poison",),
-            kills=("empty_side_read",),
+            kills=("empty_side_read", f"f32_to_{name}_unchecked"),
         )
         yield Case(
             name=f"columns_33_{name}",
-            catches="rows of an odd length read or written by vectors of 16-bit values",
+            catches="rows of an odd length read or written by vectors of 16-bit values, or with "
+            "empty sides read and bad log-sum-exps taken",
             inputs=partial(_odd, rounded),
             dtypes={"o_a": dtype, "o_b": dtype, "o": dtype},
             profile=dtype,
             family="random",
             seed=150,
-            kills=("tail_columns_unmerged", "lse_base_2"),
+            kills=("tail_columns_unmerged", "lse_base_2", *EVERY_LEVEL),
         )
         yield Case(
             name=f"columns_33_f32_to_{name}",
-            catches="rows of an odd length: the output's vectors are not the inputs'",
+            catches="rows of an odd length: the output's vectors are not the inputs'; with empty "
+            "sides read and bad log-sum-exps taken",
             inputs=partial(_odd, nx.round_f32),
             dtypes={"o": dtype},
             profile=dtype,
             family="random",
             seed=150,
-            kills=("tail_columns_unmerged", "lse_base_2"),
+            kills=("tail_columns_unmerged", "lse_base_2", *EVERY_LEVEL),
         )
         yield Case(
             name=f"refused_requests_{name}",
@@ -430,7 +452,17 @@ def cases() -> Iterator[Case]:
         seed=100,
         kills=("lone_side_flushed",),
     )
-    for columns in (1, 31, 33, 65):
+    yield Case(
+        name="columns_33",
+        catches="value columns past the last full vector of 32; rows of an odd length with empty "
+        "sides read and bad log-sum-exps taken",
+        inputs=partial(_odd, nx.round_f32),
+        profile="f32",
+        family="random",
+        seed=150,
+        kills=("tail_columns_unmerged", *EVERY_LEVEL),
+    )
+    for columns in (1, 31, 65):
         yield Case(
             name=f"columns_{columns}",
             catches="value columns past the last full vector of 32",

@@ -67,6 +67,14 @@ def _bad_rows() -> dict[str, Array]:
     return x
 
 
+def _small_and_bad(t: int, n: int, cut: Callable[[Any], Array]) -> dict[str, Array]:
+    """Rows with a variance of 2^-10; the second, the third and the last are bad."""
+    x = rows(20, t, n, 2.0**-5, cut)
+    x["x"][1, n - 1], x["x"][2, 0], x["x"][t - 1, n // 2] = np.nan, np.inf, -np.inf
+    x["weight"][::2] *= -1.0
+    return x
+
+
 def _zero_row() -> dict[str, Array]:
     x = rows(8, 3, 64)
     x["x"][1] = 0.0
@@ -268,6 +276,42 @@ def cases() -> Iterator[Case]:
             wrong=("eps_outside_root", "no_eps"),
             kills=("eps_outside_root", "no_eps", "eps_tenth"),
         )
+    for dtype, cut, widths in (
+        ("f32", nx.round_f32, ("odd", "vectors")),
+        ("bf16", nx.round_bf16, ("vectors", "odd")),
+        ("f16", nx.round_f16, ("vectors", "odd")),
+    ):
+        for variant, width in zip(("f32_then_round", "round_then_multiply"), widths, strict=True):
+            rounded = variant == "round_then_multiply"
+            yield _case(
+                f"{dtype}_{variant}_eps_and_bad_rows",
+                "An eps of 1e-5 or 1e-6 that is written into one branch, and bad rows that it "
+                "does not look for.",
+                partial(_small_and_bad, *((67, 2) if width == "odd" else (5, 16)), cut),
+                eps=1e-3,
+                variant=variant,
+                profile=dtype if dtype == "f32" else f"{dtype}_f32acc",
+                dtypes=dict.fromkeys(("x", "weight", "out"), dtype),
+                family="extreme",
+                seed=20,
+                kills=(
+                    f"{dtype}_{width}_unchecked",
+                    "weight_positive",
+                    *(("past_64_rows", "checks_64_rows") if width == "odd" else ()),
+                    "bf16_inf_accepted" if dtype == "bf16" else f"{dtype}_eps_fixed",
+                    *(("rounded_eps_fixed", "rounded_unchecked") if rounded else ()),
+                ),
+            )
+    yield _case(
+        "bf16_with_f32_weights",
+        "Weights read as the rows' type, which is not theirs.",
+        lambda: rows(21, 2, 16, cut=nx.round_bf16) | {"weight": rows(21, 1, 16)["weight"]},
+        profile="bf16_f32acc",
+        dtypes={"x": "bf16", "out": "bf16"},
+        family="random",
+        seed=21,
+        kills=("weight_in_rows_type",),
+    )
     yield _case(
         "f16_large_values",
         "Squares that f16 does not hold.",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 Array = NDArray[Any]
+FACTOR = float.fromhex("0x1.6a7efap+0")
 FAR = (0, 1, 2, 50000, 131071, 163839)
 BF16 = {"x": "bf16", "out": "bf16"}
 F16 = {"x": "f16", "out": "f16"}
@@ -84,6 +85,14 @@ def _canary() -> dict[str, Array]:
 def _refused() -> dict[str, Array]:
     x = heads(6, 6, 2, 16, 8, (3, -1, 9, 11, -2147483648, 5))
     x["x"][2, 1, 15], x["x"][3, 0, 0] = np.nan, np.inf
+    return x
+
+
+def _refused_beside_copies(t: int, h: int, w: int, cut: Callable[[Any], Array]) -> dict[str, Array]:
+    """All columns but the last are turned; in both are bad numbers, and some positions are bad."""
+    x = heads(21, t, h, w, w // 2, (3, -1, 9, 11, 70, 0, -2147483648, 5), cut)
+    x["x"][2, h - 1, w - 1], x["x"][3, 0, 0] = np.nan, np.inf
+    x["x"][4, 0, w - 1], x["x"][t - 1, h - 1, w // 2] = -np.inf, np.nan
     return x
 
 
@@ -247,7 +256,7 @@ def cases() -> Iterator[Case]:
         "factor_on_cos_and_sin",
         "YaRN's factor on cos and sin dropped in one path, or squared.",
         partial(heads, 8, 5, 2, 32, 16, (0, 1, 77, 4096, 70000)),
-        scale=float.fromhex("0x1.6a7efap+0"),
+        scale=FACTOR,
         family="random",
         seed=8,
         wrong=("no_scale", "scale_twice"),
@@ -272,25 +281,50 @@ def cases() -> Iterator[Case]:
     )
     yield _case(
         "bf16",
-        "Rounding before the last sum.",
-        partial(heads, 11, 6, 2, 64, 32, FAR, nx.round_bf16),
+        "Rounding before the last sum; pairs past 32.",
+        partial(heads, 11, 6, 2, 66, 33, FAR, nx.round_bf16),
         profile="bf16_f32acc",
         dtypes=BF16,
         family="random",
         seed=11,
-        kills=("bf16_angle",),
+        kills=("bf16_angle", "past_32_pairs"),
     )
     yield _case(
         "f16",
-        "Rounding before the last sum, in f16.",
-        partial(heads, 12, 6, 1, 64, 32, FAR, nx.round_f16),
+        "Rounding before the last sum, in f16; pairs past 32, stored in halves.",
+        partial(heads, 12, 6, 1, 66, 33, FAR, nx.round_f16),
         profile="f16_f32acc",
         dtypes=F16,
         store="halves",
         family="random",
         seed=12,
-        kills=("bf16_angle",),
+        kills=("bf16_angle", "past_32_pairs"),
     )
+    for dtype, cut, store, scale in (
+        ("f32", nx.round_f32, "halves", FACTOR),
+        ("bf16", nx.round_bf16, "interleaved", 1.0),
+        ("bf16", nx.round_bf16, "halves", FACTOR),
+        ("f16", nx.round_f16, "interleaved", FACTOR),
+        ("f16", nx.round_f16, "halves", 1.0),
+    ):
+        branches = {dtype: dtype != "f32", "halves": store == "halves", "scaled": scale != 1}
+        yield _case(
+            f"{dtype}_{store}_bad_tokens",
+            "Bad tokens that one branch does not look for: a type, an order, a factor.",
+            partial(_refused_beside_copies, *((67, 1, 3) if store == "halves" else (8, 2, 7)), cut),
+            scale=scale,
+            store=store,
+            profile=dtype if dtype == "f32" else f"{dtype}_f32acc",
+            dtypes=dict.fromkeys(("x", "out"), dtype),
+            family="extreme",
+            seed=21,
+            kills=(
+                "minus_inf_accepted",
+                *(("past_64_tokens", "checks_64_tokens") if store == "halves" else ()),
+                *(f"{name}_unchecked" for name, here in branches.items() if here),
+                *(f"{name}_negative_accepted" for name, here in branches.items() if here),
+            ),
+        )
     for name, kind, cut, store in (
         ("bf16", BF16, nx.round_bf16, "halves"),
         ("f16", F16, nx.round_f16, "interleaved"),
@@ -300,7 +334,7 @@ def cases() -> Iterator[Case]:
             f"In {name}, the factor or the columns around the rotated ones forgotten.",
             partial(heads, 19, 2, 2, 23, 9, (77, 1000003), cut),
             start=3,
-            scale=float.fromhex("0x1.6a7efap+0"),
+            scale=FACTOR,
             store=store,
             profile=f"{name}_f32acc",
             dtypes=kind,
@@ -319,6 +353,14 @@ def cases() -> Iterator[Case]:
         seed=18,
         wrong=("through_f16",),
         kills=("clamps_to_f16", "rows_in_f16"),
+    )
+    yield _case(
+        "no_pairs",
+        "Rows of which nothing is turned, which are not copied, or whose status is not written.",
+        partial(heads, 22, 2, 1, 3, 0, (5, 7)),
+        family="random",
+        seed=22,
+        kills=("nothing_without_pairs",),
     )
     yield _case(
         "no_tokens",

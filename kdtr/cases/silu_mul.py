@@ -62,16 +62,18 @@ def _huge() -> dict[str, Array]:
     return {"gate": np.tile(gate, (2, 1)), "up": np.concatenate([up, -1.0 / up])}
 
 
-def _half_edges(cut: Callable[[Any], Array], size: int) -> dict[str, Array]:
-    """Gates where e^-x leaves f16, or f32; up as large as 2^size and as small as 2^-size."""
+def _half_edges(cut: Callable[[Any], Array], high: int, low: int) -> dict[str, Array]:
+    """Gates where e^-x leaves f16, or f32; up as large as 2^high and as small as 2^low."""
     gate = cut([-9984.0, -200.0, -95.0, -60.0, -20.0, -17.5, -12.0, -9.5, -0.5, 12.0, 20.0, 240.0])
-    up = np.ldexp(1.25, np.array([size, -size, 6]))
+    up = np.ldexp(1.25, np.array([high, low, 6]))
     return {"gate": np.tile(gate, (3, 1)), "up": np.tile(up[:, None], (1, gate.size))}
 
 
-def _bad_rows() -> dict[str, Array]:
-    x = pair(6, 5, 33)
-    x["gate"][1, 32], x["up"][3, 0] = np.nan, np.inf
+def _bad_rows(t: int, n: int, cut: Callable[[Any], Array]) -> dict[str, Array]:
+    """Six bad rows: NaN and both infinities in either tensor, at its ends and between."""
+    x = pair(6, t, n, cut=cut)
+    x["gate"][1, n - 1], x["gate"][2, 0], x["gate"][3, n // 2] = np.nan, np.inf, -np.inf
+    x["up"][4, 0], x["up"][5, n - 1], x["up"][t - 1, n // 2] = np.nan, np.inf, -np.inf
     return x
 
 
@@ -170,15 +172,25 @@ def cases() -> Iterator[Case]:
         family="extreme",
         kills=("overflows", "clamped", "hard"),
     )
-    yield Case(
-        "bad_rows",
-        "A NaN or infinity that reaches other rows, or is written out.",
-        _bad_rows,
-        profile="f32",
-        family="extreme",
-        seed=6,
-        kills=("keeps_bad_rows",),
-    )
+    for dtype, cut in (("f32", nx.round_f32), ("bf16", nx.round_bf16), ("f16", nx.round_f16)):
+        for width, t, n in (("odd", 67, 3), ("vectors", 8, 16)):
+            yield Case(
+                f"{dtype}_{width}_bad_rows",
+                "A NaN or infinity that reaches other rows, is written out, or is not looked for "
+                "in one type or one kind of width.",
+                partial(_bad_rows, t, n, cut),
+                profile=dtype if dtype == "f32" else f"{dtype}_f32acc",
+                dtypes=dict.fromkeys(("gate", "up", "out"), dtype),
+                family="extreme",
+                seed=6,
+                kills=(
+                    "keeps_bad_rows",
+                    "minus_inf_accepted",
+                    f"{dtype}_{width}_unchecked",
+                    *(("past_64_tokens", "checks_64_tokens") if width == "odd" else ()),
+                    *(("f16_up_unchecked",) if dtype == "f16" else ()),
+                ),
+            )
     yield Case(
         "bf16",
         "A second rounding between the products.",
@@ -201,22 +213,39 @@ def cases() -> Iterator[Case]:
     )
     yield Case(
         "bf16_edges",
-        "In bf16, rows, results or exponentials that pass through f16, or are clamped to it.",
-        partial(_half_edges, nx.round_bf16, 40),
+        "In bf16, rows, results or exponentials that pass through f16, or are clamped to it; "
+        "gate * up before the sigmoid, which overflows.",
+        partial(_half_edges, nx.round_bf16, 119, -40),
         profile="bf16_f32acc",
         dtypes=BF16,
         family="extreme",
         wrong=("through_f16",),
-        kills=("clamps_to_f16", "rows_in_f16", "exp_in_f16", "overflows", "clamped", "hard"),
+        kills=(
+            "clamps_to_f16",
+            "rows_in_f16",
+            "exp_in_f16",
+            "overflows",
+            "clamped",
+            "hard",
+            "product_first",
+        ),
     )
     yield Case(
         "f16_edges",
         "In f16, an exponential that f16 does not hold, or a clamp.",
-        partial(_half_edges, nx.round_f16, 7),
+        partial(_half_edges, nx.round_f16, 7, -7),
         profile="f16_f32acc",
         dtypes=F16,
         family="extreme",
         kills=("exp_in_f16", "overflows", "clamped", "hard"),
+    )
+    yield Case(
+        "no_columns",
+        "Tokens without columns, whose status is not written.",
+        partial(pair, 7, 3, 0),
+        profile="f32",
+        kills=("nothing_without_columns",),
+        null_ok="the one output with elements is status, and 0 is its right value",
     )
     yield Case(
         "no_tokens",
