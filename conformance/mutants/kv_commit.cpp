@@ -71,6 +71,8 @@ enum FaultId {
   kHiddenVectorsInPlace,
   kWordsInPlace,
   kStageOf32Kib,
+  kFirstPageChecked,
+  kExchangedBy16Bits,
 };
 
 using Bytes = std::vector<std::uint8_t>;
@@ -141,6 +143,8 @@ int walk(const Tables& t, int fault, std::vector<Move>& moves) {
     if (fault == kSlotWraps)
       page =
           static_cast<std::int32_t>(static_cast<std::uint32_t>(page * t.page_size)) / t.page_size;
+    if (fault == kFirstPageChecked && t.page_size > 1 && entry > t.prefix / t.page_size)
+      page = clamped(page, pool);
     if (fault == kBadPageClamped) page = clamped(page, pool);
     const bool skip = fault == kBadEntrySkipped || k >= t.count;
     if (!within(node, size(t.tree)) || !within(page, pool)) {
@@ -196,14 +200,17 @@ void exchange(Tables& t, const std::vector<Move>& moves, int fault) {
       continue;
     }
     const auto swap = [&](std::vector<std::int64_t>& values) {
+      const auto is = [&](std::int64_t x, std::int64_t value) {
+        return x == value || (fault == kExchangedBy16Bits && (x & 0xFFFF) == value);
+      };
       bool had_here = false, had_there = false;
       const bool late = fault == kExchangedFromPrefix && &values == &t.pages;
       for (std::size_t i = late ? static_cast<std::size_t>(t.prefix) : 0; i < values.size(); ++i) {
         std::int64_t& x = values[i];
-        if (x == here) {
+        if (is(x, here)) {
           if (!had_here || fault != kExchangedOnce) x = there;
           had_here = true;
-        } else if (x == there) {
+        } else if (is(x, there)) {
           if (!had_there || fault != kExchangedOnce) x = here;
           had_there = true;
         }
@@ -387,6 +394,9 @@ KDTR_MUTANTS({
         {"hidden_vectors_in_place", "hidden rows of whole vectors are written before all are read"},
         {"words_in_place", "rows of whole words, but not vectors, are written before all are read"},
         {"stage_of_32_kib", "of a path's rows only what fits 32 KiB at once is moved"},
+        {"first_page_checked",
+         "only the first page of a path is checked, others are clamped, past page size 1"},
+        {"exchanged_by_16_bits", "entries are compared in 16 bits"},
     },
     run,
 });

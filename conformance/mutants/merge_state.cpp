@@ -50,6 +50,7 @@ enum FaultId {
   kF16EmptyBRead,
   kF32ToBf16Unchecked,
   kF32ToF16Unchecked,
+  kChecks256Rows,
 };
 
 struct Row {
@@ -189,6 +190,7 @@ void run(Call& c, int fault) {
         if (fault == kRequest0Weights) from = n * H + h;
         if (fault == kHead0Weights) from = (r * N + n) * H;
         rows.push_back({static_cast<double>(lse_a[from]), static_cast<double>(lse_b[from]), at});
+        if (fault == kChecks256Rows && n * H + h >= 256) continue;
         if (!unchecked && refused(rows.back(), fault)) bad[static_cast<std::size_t>(r)] = true;
       }
   const bool any_bad = std::find(bad.begin(), bad.end(), true) != bad.end();
@@ -251,7 +253,8 @@ KDTR_MUTANTS({"merge_state@1",
                {"odd_empty_side_read", "an empty side is read where a row is no whole vectors"},
                {"f16_empty_b_read", "an empty side b is multiplied by a weight of zero in f16"},
                {"f32_to_bf16_unchecked", "bad log-sum-exps of f32 parts are accepted for bf16"},
-               {"f32_to_f16_unchecked", "bad log-sum-exps of f32 parts are accepted for f16"}},
+               {"f32_to_f16_unchecked", "bad log-sum-exps of f32 parts are accepted for f16"},
+               {"checks_256_rows", "bad log-sum-exps past row 256 of a request are accepted"}},
               run});
 
 }  // namespace

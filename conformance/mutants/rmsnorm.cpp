@@ -30,6 +30,7 @@ enum Fault {
   kChecks64Rows,
   kChecks1024Elements,
   kWeightPositive,
+  kPast256OfVectorsSummed,
   kWeightInRowsType,
   kBfloatInfAccepted,
   kEpsFixedInF32,
@@ -81,7 +82,10 @@ void rmsnorm(Call& call, int fault) {
     if (fault == kRowsInF16)
       for (double& v : row) v = clamped_to_f16(in_f16(v));
     double sum = 0;
-    const std::size_t used = fault == kTailDropped      ? row.size() / 8 * 8
+    const bool narrow_vectors = x.dtype.bits == 16 && branch(x) % 2 == 1;
+    const std::size_t used = fault == kPast256OfVectorsSummed && narrow_vectors
+                                 ? std::min<std::size_t>(row.size(), 256)
+                             : fault == kTailDropped    ? row.size() / 8 * 8
                              : fault == kPast1024Summed ? std::min<std::size_t>(row.size(), 1024)
                              : fault == kPast4096Summed ? std::min<std::size_t>(row.size(), 4096)
                                                         : row.size();
@@ -134,6 +138,7 @@ KDTR_MUTANTS({"rmsnorm@1",
                {"checks_64_rows", "looks for a NaN in only 64 rows"},
                {"checks_1024_elements", "looks for a NaN in only 1024 elements"},
                {"weight_positive", "drops the sign of the weight"},
+               {"past_256_of_vectors_summed", "sums only 256 elements of 16 bits in whole vectors"},
                {"weight_in_rows_type", "reads f32 weights as the rows' type"},
                {"bf16_inf_accepted", "takes infinities for numbers in bf16"},
                {"f32_eps_fixed", "uses eps 1e-5 in f32, whatever is asked"},

@@ -26,6 +26,7 @@ enum Fault {
   kChecks64Tokens,
   kChecks1024Elements,
   kMinusInfAccepted,
+  kPast256OfVectors,
   kNothingWithoutColumns,
   kUpUncheckedInF16,
   kGateUnchecked,  // in one branch: the first of six
@@ -37,6 +38,7 @@ void silu_mul(Call& call, int fault) {
   const DLTensor& out = call.any("out", KDTR_OUT, "T N");
   const auto status = call.out<std::int32_t>("status", "T");
   const std::int64_t n = call.dim("N");
+  const bool narrow_vectors = gate.dtype.bits == 16 && branch(gate) % 2 == 1;
   if (fault == kNothingWithoutColumns && n == 0) return;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     const Row g = read(gate, t * n, n);
@@ -71,7 +73,8 @@ void silu_mul(Call& call, int fault) {
       if (fault == kProductFirst) y[i] = double{static_cast<float>(a * b)} * logistic(a);
       if (fault == kClampsToF16) y[i] = clamped_to_f16(y[i]);
       if ((fault == kPast1024Elements && i >= 1024) || (fault == kPast64Tokens && t >= 64) ||
-          (fault == kPast1024Tokens && t >= 1024))
+          (fault == kPast1024Tokens && t >= 1024) ||
+          (fault == kPast256OfVectors && i >= 256 && narrow_vectors))
         y[i] = 0;
       if (fault == kTail && i >= y.size() / 8 * 8) y[i] = 0;
     }
@@ -103,6 +106,7 @@ KDTR_MUTANTS({"silu_mul@1",
                {"checks_64_tokens", "looks for bad input in only 64 tokens"},
                {"checks_1024_elements", "looks for bad input in only 1024 elements"},
                {"minus_inf_accepted", "takes -inf for a number"},
+               {"past_256_of_vectors", "handles only 256 elements of 16 bits in whole vectors"},
                {"nothing_without_columns", "writes nothing when rows are empty"},
                {"f16_up_unchecked", "does not look for bad input in up in f16"},
                {"f32_odd_unchecked", "does not look at gate in f32, in rows of an odd width"},

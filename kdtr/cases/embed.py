@@ -134,15 +134,20 @@ def cases() -> Iterator[Case]:
         seed=8,
         kills=("past_64_tokens", "past_1024_tokens", "checks_64_tokens", "first_token"),
     )
-    yield Case(
-        "width_1031",
-        "Rows longer than a block of 1024 threads.",
-        partial(table, 9, 2, 1031, (1,)),
-        profile="exact",
-        family="random",
-        seed=9,
-        kills=("past_1024_elements", "tail"),
-    )
+    for name, bf16, dtypes in (
+        ("width_1031", False, {}),
+        ("bf16_width_1031", True, {"table": "bf16", "out": "bf16"}),
+    ):
+        yield Case(
+            name,
+            "Rows longer than a block of 1024 threads.",
+            partial(table, 9, 2, 1031, (1,), bf16),
+            profile="exact",
+            dtypes=dtypes,
+            family="random",
+            seed=9,
+            kills=("past_1024_elements", "tail"),
+        )
     for name, bf16, dtypes in (
         ("bits_kept", False, {}),
         ("bf16_bits_kept", True, {"table": "bf16", "out": "bf16"}),

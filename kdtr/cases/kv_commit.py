@@ -110,7 +110,8 @@ _RELABELLED = [
 
 def _refused(page_size: int, **shape: int) -> dict[str, Array]:
     """Each way to be refused, between requests that are not."""
-    good = Step(6, (0, 2, 4), _in_place(7))
+    prefix = max(page_size - 2, 6)  # the path's last row is on another page
+    good = Step(prefix, (0, 2, 4), _in_place(7))
     x = batch([good] * 12, page_size, limit=4, seed=40, **shape)
     x["accept_len"][1] = 5
     x["accept_len"][2] = -2
@@ -120,8 +121,8 @@ def _refused(page_size: int, **shape: int) -> dict[str, Array]:
     x["accept_index"][6, 0] = -1
     x["tree_slots"][7, 4] = x["rows"].shape[1]
     x["tree_slots"][8, 0] = -1
-    x["page_table"][9, 8 // page_size] = x["rows"].shape[1] // page_size
-    x["page_table"][10, 6 // page_size] = -1
+    x["page_table"][9, (prefix + 2) // page_size] = x["rows"].shape[1] // page_size
+    x["page_table"][10, prefix // page_size] = -1
     if page_size == 64:
         x["prefix_len"][0] = x["page_table"].shape[1] * page_size - 3
         x["page_table"][10], x["accept_len"][11] = 2**26, -1  # a page whose slot wraps to 0
@@ -200,10 +201,10 @@ def _short_paths() -> dict[str, Array]:
 
 
 def _exchanged_before_prefix() -> dict[str, Array]:
-    """Slots and destinations that the table also holds before the prefix, and some held twice."""
+    """Slots and destinations also held before the prefix, or twice, or by their low 16 bits."""
     x = _small_pool(
-        [[7, 3, 9, -1, -1], [6, 4, 4, 5, 6], [0, 1, 2, 10, -1], [-1] * 5],
-        [[7, 11, 12, -1, -1], [6, 4, 6, 8, -1], [13, 14, 15, -1, -1], [0] * 5],
+        [[7, 3, 9, 2**16 + 7, 2**16 + 3], [6, 4, 4, 5, 6], [0, 1, 2, 10, -1], [-1] * 5],
+        [[7, 11, 12, 2**16 + 7, 2**16 + 3], [6, 4, 6, 8, -1], [13, 14, 15, -1, -1], [0] * 5],
         16,
     )
     x["accept_index"] = np.asarray([[0, -1, -1], [0, 3, -1], [0, 1, 2], [0, 1, 2]], np.int32)
@@ -414,13 +415,15 @@ def cases() -> Iterator[Case]:
     )
     yield case(
         "exchanged_before_prefix",
-        "entries before the prefix, or the second of two alike, that keep a slot given away; more "
-        "rows than steps, and an inactive request with a negative prefix",
+        "entries before the prefix, or the second of two alike, that keep a slot given away, and "
+        "others that 16 bits take for one; more rows than steps, and an inactive request with a "
+        "negative prefix",
         _exchanged_before_prefix,
         1,
         kills=(
             "exchanged_from_prefix",
             "exchanged_once",
+            "exchanged_by_16_bits",
             "more_than_steps_accepted",
             "prefix_before_inactive",
         ),
@@ -428,13 +431,14 @@ def cases() -> Iterator[Case]:
     yield case(
         "refused_page_16",
         "a bad request half moved, moved to a clamped place, or spoiling its neighbours",
-        lambda: _refused(16),
+        lambda: _refused(16, row_bytes=16),
         16,
         family="poison",
         wrong=("refused_length_grows", "capacity_is_bad_input"),
         kills=(
             "bad_slot_clamped",
             "bad_page_clamped",
+            "first_page_checked",
             "bad_entry_skipped",
             "bad_request_half_moved",
             "bad_request_fails_batch",
@@ -470,6 +474,7 @@ def cases() -> Iterator[Case]:
             "capacity_off_by_one",
             "inactive_refused",
             "slot_wraps",
+            "first_page_checked",
         ),
     )
     for size in (16, 1):
@@ -604,7 +609,7 @@ def cases() -> Iterator[Case]:
                 16,
                 limit=14,
                 layers=1,
-                row_bytes=2306,
+                row_bytes=2320,
                 hidden_bytes=4099,
                 seed=39,
             )

@@ -37,11 +37,17 @@ def state(
     }
 
 
-def _random(seed: int, grid: int = 18) -> dict[str, Array]:
-    x = state(seed, (2, 5, 3, 32), grid=grid)
-    if grid < 18:
-        for name in ("o_a", "o_b"):
-            x[name] = nx.round_bf16(x[name]) if grid == 14 else nx.round_f16(x[name])
+def _wide(seed: int, rounded: Callable[[Array], Array]) -> dict[str, Array]:
+    """More vectors in a row than two for each thread of a warp."""
+    x = state(seed, (1, 1, 1, 520))
+    x["o_a"], x["o_b"] = rounded(x["o_a"]), rounded(x["o_b"])
+    return x
+
+
+def _many_rows() -> dict[str, Array]:
+    """The last row of the second request is bad."""
+    x = state(130, (2, 257, 1, 1))
+    x["lse_a"][1, 256, 0] = NAN
     return x
 
 
@@ -203,7 +209,7 @@ def cases() -> Iterator[Case]:
     yield Case(
         name="random",
         catches="wrong weights: lse read as base 2, weights not normalised, sides swapped",
-        inputs=lambda: _random(1),
+        inputs=_sized(1, (2, 5, 3, 32)),
         profile="f32",
         family="random",
         seed=1,
@@ -212,36 +218,38 @@ def cases() -> Iterator[Case]:
     )
     yield Case(
         name="random_bf16",
-        catches="bf16 states merged in bf16 arithmetic instead of f32",
-        inputs=lambda: _random(5, 14),
+        catches="bf16 states merged in bf16 arithmetic instead of f32; columns past 256 or 512",
+        inputs=partial(_wide, 5, nx.round_bf16),
         dtypes=BF16,
         profile="bf16",
         family="random",
         seed=5,
-        kills=("bf16_sum", "lse_base_2"),
+        kills=("bf16_sum", "lse_base_2", "columns_past_256", "columns_past_512"),
         wrong=("lse_base_2",),
     )
     yield Case(
         name="random_f16",
-        catches="f16 states merged in narrower arithmetic than f32",
-        inputs=lambda: _random(9, 15),
+        catches="f16 states merged in narrower arithmetic than f32; columns past 256 or 512",
+        inputs=partial(_wide, 9, nx.round_f16),
         dtypes=F16,
         profile="f16",
         family="random",
         seed=9,
-        kills=("lse_base_2",),
+        kills=("lse_base_2", "columns_past_256", "columns_past_512"),
         wrong=("lse_base_2",),
     )
-    yield Case(
-        name="f32_parts_to_bf16",
-        catches="f32 parts rounded to bf16 before the merge instead of once after it",
-        inputs=lambda: _random(13),
-        dtypes={"o": "bf16"},
-        profile="bf16",
-        family="random",
-        seed=13,
-        kills=("bf16_sum",),
-    )
+    for dtype, fault in (("bf16", "bf16_sum"), ("f16", "lse_base_2")):
+        yield Case(
+            name=f"f32_parts_to_{dtype}",
+            catches=f"f32 parts rounded to {dtype} before the merge instead of once after it; "
+            "columns past 256 or 512",
+            inputs=partial(_wide, 13, nx.round_f32),
+            dtypes={"o": dtype},
+            profile=dtype,
+            family="random",
+            seed=13,
+            kills=(fault, "columns_past_256", "columns_past_512"),
+        )
     yield Case(
         name="heads_and_requests",
         catches="lse indexed as [R, H, N], or by request 0, or by one head for all",
@@ -492,12 +500,12 @@ def cases() -> Iterator[Case]:
     )
     yield Case(
         name="rows_257",
-        catches="rows past a block of 256",
-        inputs=_sized(130, (1, 257, 1, 4)),
+        catches="rows past a block of 256, and one of those that fail",
+        inputs=_many_rows,
         profile="f32",
         family="random",
         seed=130,
-        kills=("rows_past_256",),
+        kills=("rows_past_256", "checks_256_rows"),
     )
     for layer in (0, 29):
         yield Case(

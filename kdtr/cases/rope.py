@@ -311,7 +311,9 @@ def cases() -> Iterator[Case]:
         yield _case(
             f"{dtype}_{store}_bad_tokens",
             "Bad tokens that one branch does not look for: a type, an order, a factor.",
-            partial(_refused_beside_copies, *((67, 1, 3) if store == "halves" else (8, 2, 7)), cut),
+            partial(
+                _refused_beside_copies, *((67, 1, 3) if store == "halves" else (8, 17, 3)), cut
+            ),
             scale=scale,
             store=store,
             profile=dtype if dtype == "f32" else f"{dtype}_f32acc",
@@ -320,7 +322,11 @@ def cases() -> Iterator[Case]:
             seed=21,
             kills=(
                 "minus_inf_accepted",
-                *(("past_64_tokens", "checks_64_tokens") if store == "halves" else ()),
+                *(
+                    ("past_64_tokens", "checks_64_tokens")
+                    if store == "halves"
+                    else ("past_16_heads",)
+                ),
                 *(f"{name}_unchecked" for name, here in branches.items() if here),
                 *(f"{name}_negative_accepted" for name, here in branches.items() if here),
             ),
