@@ -24,6 +24,7 @@ enum Fault {
   kPlusZero,
   kChecks64Tokens,
   kNothingWithoutRows,
+  kInfinityRefused,
   kEndAccepted,  // in one branch: the first of three
 };
 
@@ -44,7 +45,8 @@ void embed(Call& call, int fault) {
     if (fault == kUint8 && id >= 0) id &= 255;
     if (fault == kUint16 && id >= 0 && id < v) id &= 65535;
     if (fault == kInt16 && id >= 32768 && id < v) id = std::max<std::int64_t>(0, id - 65536);
-    const bool ok = id >= 0 && id < v;
+    const bool ok =
+        id >= 0 && id < v && (fault != kInfinityRefused || finite(read(table, id * n, n)));
     status[t] = ok || fault == kStatusOnly || (fault == kChecks64Tokens && t >= 64) ? 0 : 1;
     Row row = ok ? read(table, id * n, n) : Row(static_cast<std::size_t>(n), 0.0);
     for (std::size_t i = 0; i < row.size(); ++i) {
@@ -85,6 +87,7 @@ KDTR_MUTANTS({"embed@1",
                {"plus_zero", "drops the sign of zero"},
                {"checks_64_tokens", "reports a bad id in only 64 tokens"},
                {"nothing_without_rows", "writes nothing when the table has no rows"},
+               {"infinity_refused", "refuses rows that hold an infinity"},
                {"end_accepted", "accepts id V in an f32 table"},
                {"widened_end_accepted", "accepts id V in a bf16 table that is widened"},
                {"bf16_end_accepted", "accepts id V in a bf16 table that is copied"}},

@@ -31,6 +31,7 @@ enum Fault {
   kChecks1024Elements,
   kWeightPositive,
   kPast256OfVectorsSummed,
+  kChecks256OfVectors,
   kWeightInRowsType,
   kBfloatInfAccepted,
   kEpsFixedInF32,
@@ -57,16 +58,20 @@ void rmsnorm(Call& call, int fault) {
       (fault == kEpsFixedInF16 && is<f16>(x.dtype)) || (fault == kEpsFixedRounded && twice))
     eps = 1e-5;
   if (fault == kWeightInRowsType && weight.dtype.bits > x.dtype.bits) weight.dtype = x.dtype;
+  const bool narrow_vectors = x.dtype.bits == 16 && branch(x) % 2 == 1;
   const bool unchecked = (fault == kUncheckedRounded && twice) || fault - kUnchecked == branch(x);
   if (fault == kOtherVariant) twice = !twice;
   const std::int64_t n = call.dim("N");
   double factor = 0;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     Row row = read(x, t * n, n);
+    const std::size_t looked_at = fault == kChecks1024Elements                     ? 1024
+                                  : fault == kChecks256OfVectors && narrow_vectors ? 256
+                                                                                   : row.size();
     const bool inf = fault == kBfloatInfAccepted && is<bf16>(x.dtype) &&
                      std::none_of(row.begin(), row.end(), [](double v) { return std::isnan(v); });
-    const bool ok = finite(row, fault == kChecks1024Elements ? 1024 : row.size()) || unchecked ||
-                    inf || (fault == kChecks64Rows && t >= 64);
+    const bool ok =
+        finite(row, looked_at) || unchecked || inf || (fault == kChecks64Rows && t >= 64);
     status[t] = ok ? 0 : 1;
     const bool left_out =
         (fault == kPast64Rows && t >= 64) || (fault == kPast1024Rows && t >= 1024);
@@ -82,7 +87,6 @@ void rmsnorm(Call& call, int fault) {
     if (fault == kRowsInF16)
       for (double& v : row) v = clamped_to_f16(in_f16(v));
     double sum = 0;
-    const bool narrow_vectors = x.dtype.bits == 16 && branch(x) % 2 == 1;
     const std::size_t used = fault == kPast256OfVectorsSummed && narrow_vectors
                                  ? std::min<std::size_t>(row.size(), 256)
                              : fault == kTailDropped    ? row.size() / 8 * 8
@@ -139,6 +143,8 @@ KDTR_MUTANTS({"rmsnorm@1",
                {"checks_1024_elements", "looks for a NaN in only 1024 elements"},
                {"weight_positive", "drops the sign of the weight"},
                {"past_256_of_vectors_summed", "sums only 256 elements of 16 bits in whole vectors"},
+               {"checks_256_of_vectors",
+                "looks for bad input in only 256 elements of 16 bits in vectors"},
                {"weight_in_rows_type", "reads f32 weights as the rows' type"},
                {"bf16_inf_accepted", "takes infinities for numbers in bf16"},
                {"f32_eps_fixed", "uses eps 1e-5 in f32, whatever is asked"},

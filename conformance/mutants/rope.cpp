@@ -35,6 +35,7 @@ enum Fault {
   kChecks128Columns,
   kChecksTurnedColumns,
   kMinusInfAccepted,
+  kScaleAtLeast1,
   kNothingWithoutPairs,
   kUnchecked,  // in one branch: the first of four
   kNegativeAcceptedIn = kUnchecked + 4,
@@ -53,6 +54,7 @@ void rope(Call& call, int fault) {
   if (fault == kStartIgnored) start = 0;
   if (fault == kNoScale) scale = 1;
   if (fault == kScaleTwice) scale *= scale;
+  if (fault == kScaleAtLeast1) scale = std::max(scale, 1.0);
   if (fault == kOtherStore) halves = !halves;
   const std::array branches{is<bf16>(x.dtype), is<f16>(x.dtype), halves, scale != 1};
   const auto lives_here = [&](int first) {
@@ -141,6 +143,7 @@ KDTR_MUTANTS({"rope@1",
                {"checks_128_columns", "looks for a NaN in only 128 columns of a head"},
                {"checks_turned_columns", "looks for a NaN only up to the rotated columns"},
                {"minus_inf_accepted", "takes -inf for a number"},
+               {"scale_at_least_1", "takes a factor below 1 for 1"},
                {"nothing_without_pairs", "writes nothing when there are no pairs"},
                {"bf16_unchecked", "does not look for a NaN or infinity in bf16"},
                {"f16_unchecked", "does not look for a NaN or infinity in f16"},

@@ -27,6 +27,7 @@ enum Fault {
   kChecks1024Elements,
   kMinusInfAccepted,
   kPast256OfVectors,
+  kChecks256OfVectors,
   kNothingWithoutColumns,
   kUpUncheckedInF16,
   kGateUnchecked,  // in one branch: the first of six
@@ -43,7 +44,9 @@ void silu_mul(Call& call, int fault) {
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     const Row g = read(gate, t * n, n);
     const Row u = read(up, (fault == kRowZero ? 0 : t) * n, n);
-    const std::size_t looked_at = fault == kChecks1024Elements ? 1024 : g.size();
+    const std::size_t looked_at = fault == kChecks1024Elements                     ? 1024
+                                  : fault == kChecks256OfVectors && narrow_vectors ? 256
+                                                                                   : g.size();
     const auto good = [&](const Row& row) {
       return finite(row, looked_at, fault == kMinusInfAccepted);
     };
@@ -83,38 +86,39 @@ void silu_mul(Call& call, int fault) {
 }
 
 }  // namespace
-KDTR_MUTANTS({"silu_mul@1",
-              {{"correct", "control"},
-               {"swapped", "activates up instead of gate"},
-               {"plain_sigmoid", "uses sigmoid(gate) alone"},
-               {"no_activation", "multiplies gate by up"},
-               {"hard", "uses the hard swish"},
-               {"gelu", "uses the sigmoid form of GELU"},
-               {"overflows", "gives NaN where e^-x overflows f32"},
-               {"tail", "leaves the last N mod 8 elements 0"},
-               {"row_zero", "reads up's first row for every token"},
-               {"bf16_exp", "rounds e^-x to bf16"},
-               {"keeps_bad_rows", "writes NaN for a row that holds one"},
-               {"clamped", "clamps gate at -8 inside the sigmoid"},
-               {"past_1024_elements", "handles only 1024 elements of a row"},
-               {"past_64_tokens", "handles only 64 tokens"},
-               {"past_1024_tokens", "handles only 1024 tokens"},
-               {"product_first", "multiplies gate by up in f32 before the sigmoid"},
-               {"clamps_to_f16", "clamps the result to the range of f16"},
-               {"rows_in_f16", "converts gate and up to f16"},
-               {"exp_in_f16", "keeps e^-x in f16"},
-               {"checks_64_tokens", "looks for bad input in only 64 tokens"},
-               {"checks_1024_elements", "looks for bad input in only 1024 elements"},
-               {"minus_inf_accepted", "takes -inf for a number"},
-               {"past_256_of_vectors", "handles only 256 elements of 16 bits in whole vectors"},
-               {"nothing_without_columns", "writes nothing when rows are empty"},
-               {"f16_up_unchecked", "does not look for bad input in up in f16"},
-               {"f32_odd_unchecked", "does not look at gate in f32, in rows of an odd width"},
-               {"f32_vectors_unchecked", "does not look at gate in f32, in rows of whole vectors"},
-               {"bf16_odd_unchecked", "does not look at gate in bf16, in rows of an odd width"},
-               {"bf16_vectors_unchecked",
-                "does not look at gate in bf16, in rows of whole vectors"},
-               {"f16_odd_unchecked", "does not look at gate in f16, in rows of an odd width"},
-               {"f16_vectors_unchecked", "does not look at gate in f16, in rows of whole vectors"}},
-              silu_mul});
+KDTR_MUTANTS(
+    {"silu_mul@1",
+     {{"correct", "control"},
+      {"swapped", "activates up instead of gate"},
+      {"plain_sigmoid", "uses sigmoid(gate) alone"},
+      {"no_activation", "multiplies gate by up"},
+      {"hard", "uses the hard swish"},
+      {"gelu", "uses the sigmoid form of GELU"},
+      {"overflows", "gives NaN where e^-x overflows f32"},
+      {"tail", "leaves the last N mod 8 elements 0"},
+      {"row_zero", "reads up's first row for every token"},
+      {"bf16_exp", "rounds e^-x to bf16"},
+      {"keeps_bad_rows", "writes NaN for a row that holds one"},
+      {"clamped", "clamps gate at -8 inside the sigmoid"},
+      {"past_1024_elements", "handles only 1024 elements of a row"},
+      {"past_64_tokens", "handles only 64 tokens"},
+      {"past_1024_tokens", "handles only 1024 tokens"},
+      {"product_first", "multiplies gate by up in f32 before the sigmoid"},
+      {"clamps_to_f16", "clamps the result to the range of f16"},
+      {"rows_in_f16", "converts gate and up to f16"},
+      {"exp_in_f16", "keeps e^-x in f16"},
+      {"checks_64_tokens", "looks for bad input in only 64 tokens"},
+      {"checks_1024_elements", "looks for bad input in only 1024 elements"},
+      {"minus_inf_accepted", "takes -inf for a number"},
+      {"past_256_of_vectors", "handles only 256 elements of 16 bits in whole vectors"},
+      {"checks_256_of_vectors", "looks for bad input in only 256 elements of 16 bits in vectors"},
+      {"nothing_without_columns", "writes nothing when rows are empty"},
+      {"f16_up_unchecked", "does not look for bad input in up in f16"},
+      {"f32_odd_unchecked", "does not look at gate in f32, in rows of an odd width"},
+      {"f32_vectors_unchecked", "does not look at gate in f32, in rows of whole vectors"},
+      {"bf16_odd_unchecked", "does not look at gate in bf16, in rows of an odd width"},
+      {"bf16_vectors_unchecked", "does not look at gate in bf16, in rows of whole vectors"},
+      {"f16_odd_unchecked", "does not look at gate in f16, in rows of an odd width"},
+      {"f16_vectors_unchecked", "does not look at gate in f16, in rows of whole vectors"}},
+     silu_mul});
 }  // namespace kdtr::mutants

@@ -30,10 +30,10 @@ def _many_ids() -> dict[str, Array]:
 
 
 def _exact_bits(bf16: bool) -> dict[str, Array]:
-    """Signed zeros, subnormals, the largest values, and all that f16 does not hold."""
+    """Signed zeros and infinities, subnormals, the largest values, and what f16 does not hold."""
     tiny = 2.0**-133 if bf16 else 2.0**-149
     most = float.fromhex("0x1.fep+127" if bf16 else "0x1.fffffep+127")
-    sizes = np.array([0.0, tiny, 2.0**-127, 2.0**-30, 2.0**-25, 65536.0, 2.0**20, most])
+    sizes = np.array([0.0, tiny, 2.0**-127, 2.0**-25, 65536.0, 2.0**20, most, np.inf])
     return {"ids": np.array([1, 0, 1], np.int32), "table": np.stack([sizes, -sizes])}
 
 
@@ -155,14 +155,14 @@ def cases() -> Iterator[Case]:
     ):
         yield Case(
             name,
-            "Rows that pass through f16, are clamped to its range, or lose subnormals or the "
-            "sign of zero.",
+            "Rows that pass through f16, are clamped to its range, lose subnormals or the sign of "
+            "zero, or are refused for an infinity.",
             partial(_exact_bits, bf16),
             profile="exact",
             dtypes=dtypes,
             family="extreme",
             wrong=("through_f16",),
-            kills=("through_f16", "clamps_to_f16", "flushes", "plus_zero"),
+            kills=("through_f16", "clamps_to_f16", "flushes", "plus_zero", "infinity_refused"),
         )
     yield Case(
         "no_rows",

@@ -67,6 +67,13 @@ def _bad_rows() -> dict[str, Array]:
     return x
 
 
+def _bad_end(seed: int, n: int, cut: Callable[[Any], Array]) -> dict[str, Array]:
+    """A good row, and one that is bad in its last element."""
+    x = rows(seed, 2, n, cut=cut)
+    x["x"][1, n - 1] = np.inf
+    return x
+
+
 def _small_and_bad(t: int, n: int, cut: Callable[[Any], Array]) -> dict[str, Array]:
     """Rows with a variance of 2^-10; the second, the third and the last are bad."""
     x = rows(20, t, n, 2.0**-5, cut)
@@ -242,27 +249,29 @@ def cases() -> Iterator[Case]:
     for variant, seed in (("f32_then_round", 12), ("round_then_multiply", 13)):
         yield _case(
             f"bf16_{variant}",
-            "The product rounded at the other variant's place; vectors past a warp left out.",
-            partial(rows, seed, 2, 520, 1.0, nx.round_bf16),
+            "The product rounded at the other variant's place; vectors past a warp left out, also "
+            "of the search for bad input.",
+            partial(_bad_end, seed, 520, nx.round_bf16),
             variant=variant,
             profile="bf16_f32acc",
             dtypes=BF16,
             family="random",
             seed=seed,
             wrong=("other_variant",),
-            kills=("other_variant", "past_256_of_vectors_summed"),
+            kills=("other_variant", "past_256_of_vectors_summed", "checks_256_of_vectors"),
         )
     yield _case(
         "f16_round_then_multiply",
-        "The product rounded at the other variant's place, in f16; vectors past a warp left out.",
-        partial(rows, 14, 2, 264, 1.0, nx.round_f16),
+        "The product rounded at the other variant's place, in f16; vectors past a warp left out, "
+        "also of the search for bad input.",
+        partial(_bad_end, 14, 264, nx.round_f16),
         variant="round_then_multiply",
         profile="f16_f32acc",
         dtypes=F16,
         family="random",
         seed=14,
         wrong=("other_variant",),
-        kills=("other_variant", "past_256_of_vectors_summed"),
+        kills=("other_variant", "past_256_of_vectors_summed", "checks_256_of_vectors"),
     )
     for name, cut, kind in (("bf16", nx.round_bf16, BF16), ("f16", nx.round_f16, F16)):
         half: dict[str, Any] = {"profile": f"{name}_f32acc", "dtypes": kind}
