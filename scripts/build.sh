@@ -55,7 +55,7 @@ compile cpu cpu engine/src/engine.cpp engine/kernels/cpu/*.cpp engine/model/*.cp
 compile mutants mutants conformance/mutants/*.cpp
 compile conform judge conformance/*.cpp
 if [ -n "$nvcc" ]; then
-  compile cuda cuda engine/src/engine.cpp engine/kernels/cuda/*.cu engine/model/*.cpp engine/model/cuda/*.cu
+  compile cuda cuda engine/src/engine.cpp engine/kernels/cuda/*.cu engine/kernels/cuda/detail/*.cu engine/model/*.cpp engine/model/cuda/*.cu
 else
   echo "CUDA kernels: off, nvcc was not found"
 fi

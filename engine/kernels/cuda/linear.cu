@@ -23,22 +23,25 @@ void run(Call& call, void* stream) {
   if (is<float>(x.dtype)) require_dtype(call, "out", out, dtype_of<float>);
   if (residual != nullptr) require_dtype(call, "residual", *residual, out.dtype);
   const cudaStream_t s = cuda_stream(stream);
-  with_rows(call, "x", x.dtype, "weight", weight.dtype, [&]<class X, class W>(X, W) {
-    const auto with_out = [&]<class Y>(Y) {
-      const auto* from = static_cast<const X*>(bytes(x));
-      const auto* add = residual == nullptr ? nullptr : static_cast<const Y*>(bytes(*residual));
-      check(Rows<X, Y>{from, k, add, n}, rows, status.data, s);
-      multiply(Product<X, W, Y>{from, k, 0, static_cast<const W*>(bytes(weight)), k, 0,
-                                static_cast<Y*>(bytes(out)), n, 0, add, status.data, rows, n, k, 1,
-                                true},
-               call.workspace(), s);
-    };
-    if constexpr (std::is_same_v<X, float>) {
-      with_out(float{});
-    } else {
-      with_weight(call, "out", out.dtype, with_out);
-    }
+  Product p{.x = {bytes(x), is<bf16>(x.dtype)},
+            .x_row = k,
+            .x_batch = 0,
+            .tokens = rows,
+            .k = k,
+            .batches = 1,
+            .w_bf16 = is<bf16>(weight.dtype),
+            .out_bf16 = is<bf16>(out.dtype),
+            .sides = {{bytes(weight), k, 0, bytes(out), n, 0, n}, {}},
+            .residual = residual == nullptr ? nullptr : bytes(*residual),
+            .status = status.data,
+            .after = Product::After::check};
+  with_rows(call, "x", x.dtype, "weight", weight.dtype, [&]<class X>(X, auto) {
+    with_weight(call, "out", out.dtype, [&]<class Y>(Y) {
+      check(Rows<X, Y>{static_cast<const X*>(p.x.at), k, static_cast<const Y*>(p.residual), n},
+            rows, status.data, s);
+    });
   });
+  multiply(p, call.workspace(), s);
 }
 
 }  // namespace

@@ -30,21 +30,39 @@ void run(Call& call, void* stream) {
       call.has("residual", KDTR_IN) ? &call.any("residual", KDTR_IN, "T D") : nullptr;
   if (residual != nullptr) require_dtype(call, "residual", *residual, latent.dtype);
   const cudaStream_t s = cuda_stream(stream);
-  with_rows(call, "latent", latent.dtype, "kv_b", kv_b.dtype, [&]<class X, class W>(X, W) {
-    const auto* from = static_cast<const X*>(bytes(latent));
-    const auto* add = residual == nullptr ? nullptr : static_cast<const X*>(bytes(*residual));
-    const W* value_rows = static_cast<const W*>(bytes(kv_b)) + (nv - v) * c;
-    auto* values = static_cast<X*>(call.workspace());
-    void* blas = reinterpret_cast<std::byte*>(values) + padded(rows * hv * sizeof(X));
-    check(Rows<X, X>{from, h * c, add, d}, rows, status.data, s);
-    multiply(Product<X, W, X>{from, h * c, c, value_rows, c, nv * c, values, hv, v, nullptr,
-                              nullptr, rows, v, c, h, true},
-             blas, s);
-    multiply(Product<X, W, X>{values, hv, 0, static_cast<const W*>(bytes(o)), hv, 0,
-                              static_cast<X*>(bytes(out)), d, 0, add, status.data, rows, d, hv, 1,
-                              false},
-             blas, s);
+  const bool x_bf16 = is<bf16>(latent.dtype), w_bf16 = is<bf16>(kv_b.dtype);
+  const void* add = residual == nullptr ? nullptr : bytes(*residual);
+  with_rows(call, "latent", latent.dtype, "kv_b", kv_b.dtype, [&]<class X>(X, auto) {
+    check(Rows<X, X>{static_cast<const X*>(bytes(latent)), h * c, static_cast<const X*>(add), d},
+          rows, status.data, s);
   });
+  auto* values = static_cast<std::byte*>(call.workspace());
+  void* blas = values + padded(rows * hv * latent.dtype.bits / 8);
+  const std::byte* value_rows =
+      static_cast<const std::byte*>(bytes(kv_b)) + (nv - v) * c * kv_b.dtype.bits / 8;
+  multiply({.x = {bytes(latent), x_bf16},
+            .x_row = h * c,
+            .x_batch = c,
+            .tokens = rows,
+            .k = c,
+            .batches = h,
+            .w_bf16 = w_bf16,
+            .out_bf16 = x_bf16,
+            .sides = {{value_rows, c, nv * c, values, hv, v, v}, {}},
+            .after = Product::After::check},
+           blas, s);
+  multiply({.x = {values, x_bf16},
+            .x_row = hv,
+            .x_batch = 0,
+            .tokens = rows,
+            .k = hv,
+            .batches = 1,
+            .w_bf16 = w_bf16,
+            .out_bf16 = x_bf16,
+            .sides = {{bytes(o), hv, 0, bytes(out), d, 0, d}, {}},
+            .residual = add,
+            .status = status.data},
+           blas, s);
 }
 
 }  // namespace

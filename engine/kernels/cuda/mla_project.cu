@@ -2,29 +2,59 @@
 // rows with f32 or bf16 weights, or bf16 both, when the normed latent and the queries before
 // absorption are rounded to bf16.
 // x [T, D], positions [T], inv_freq [F], six weights -> q [T, H, C+2F], kv [T, C+2F], status [T].
+#include "detail/mma.cuh"
 #include "detail/product.cuh"
 #include "kdtr/registry.h"
 
 namespace kdtr::cuda {
 namespace {
 
-// q[t, h, l] = sum_j b[t, h, j] keys[h, j, l]. `from` and `to` are [T, H, head] and [T, H, width];
-// keys [H, rows, C], of which the first n rows of a head are read.
-template <class B, class W, class Y>
+struct Rope {
+  const std::int32_t* positions;
+  const float* inv_freq;
+  std::int64_t f;
+  float scale;
+  bool halves;
+  const std::int32_t* status;
+};
+// q[t, h, l] = sum_j b[t, h, j] keys[h, j, l], then the turned last 2F of b. `from` and `to` are
+// [T, H, head] and [T, H, width]; keys [H, rows, C], of which the first n rows of a head are read.
+// Failed tokens become 0.
+template <class B, class W>
 struct Absorb {
   const B* from;
   const W* keys;
-  Y* to;
+  B* to;
   std::int64_t tokens, heads, head, n, c, rows, width;
+  Rope rope;
 };
+constexpr int kAbsorbThreads = 128;
 
-// Any sizes. grid: (T / kTokenTile, C / 128, H); block: 128, a column each.
-template <class B, class W, class Y>
-__global__ void __launch_bounds__(128) absorb(Absorb<B, W, Y> a) {
+// The turned part of `count` tokens of a head, by a block of kAbsorbThreads.
+template <class B, class W>
+__device__ void turn(const Absorb<B, W>& a, std::int64_t first, std::int64_t count,
+                     std::int64_t h) {
+  const std::int64_t f = a.rope.f;
+  for (std::int64_t i = threadIdx.x; i < min(count, a.tokens - first) * f; i += kAbsorbThreads) {
+    const std::int64_t t = first + i / f, j = i % f;
+    B* const to = a.to + (t * a.heads + h) * a.width + a.c;
+    if (a.rope.status[t] == kOk) {
+      turn_pair(a.from + (t * a.heads + h + 1) * a.head - 2 * f, j, f, a.rope.positions[t],
+                a.rope.inv_freq[j], a.rope.scale, a.rope.halves, to);
+    } else {
+      to[2 * j] = to[2 * j + 1] = narrow<B>(0.0f);
+    }
+  }
+}
+
+// Any sizes. grid: (T / kTokenTile, C / 128 and one that turns, H); block: 128, a column each.
+template <class B, class W>
+__global__ void __launch_bounds__(kAbsorbThreads) absorb(Absorb<B, W> a) {
   let_next_start();
   wait_for_last();
-  const std::int64_t l = std::int64_t{blockIdx.y} * 128 + threadIdx.x, h = blockIdx.z;
-  const std::int64_t first = std::int64_t{blockIdx.x} * kTokenTile;
+  const std::int64_t first = std::int64_t{blockIdx.x} * kTokenTile, h = blockIdx.z;
+  if (blockIdx.y == gridDim.y - 1) return turn(a, first, kTokenTile, h);
+  const std::int64_t l = std::int64_t{blockIdx.y} * kAbsorbThreads + threadIdx.x;
   const auto count = static_cast<int>(min(std::int64_t{kTokenTile}, a.tokens - first));
   if (l >= a.c) return;
   const B* from = a.from + (first * a.heads + h) * a.head;
@@ -40,18 +70,24 @@ __global__ void __launch_bounds__(128) absorb(Absorb<B, W, Y> a) {
   }
 #pragma unroll
   for (int t = 0; t < kTokenTile; ++t)
-    if (t < count) a.to[((first + t) * a.heads + h) * a.width + l] = narrow<Y>(sums[t]);
+    if (t < count)
+      a.to[((first + t) * a.heads + h) * a.width + l] =
+          narrow<B>(a.rope.status[first + t] == kOk ? sums[t] : 0.0f);
 }
 
 // bf16, n a multiple of 16 and C of 64, on tensor cores: 16 tokens by 64 columns a warp. Lane (g,
 // c) loads 8 columns of the key rows 2c, 2c + 1, 2c + 8, 2c + 9 of each 16; column 8g + i is column
-// g of the product i, so that each load is 16 bytes. grid: (T / 16, C / 256, H); block: 4 warps.
-__global__ void __launch_bounds__(4 * kWarp) absorb_tiles(Absorb<Half, Half, Half> a) {
+// g of the product i, so that each load is 16 bytes. grid: (T / 16, C / 256 and one that
+// turns, H); block: 4 warps.
+__global__ void __launch_bounds__(kAbsorbThreads) absorb_tiles(Absorb<Half, Half> a) {
   let_next_start();
-  wait_for_last();
+  if (blockIdx.y == gridDim.y - 1) {
+    wait_for_last();
+    return turn(a, std::int64_t{blockIdx.x} * 16, 16, blockIdx.z);
+  }
   const int lane = static_cast<int>(threadIdx.x % kWarp), g = lane / 4, c = lane % 4;
   const std::int64_t column = (std::int64_t{blockIdx.y} * 4 + threadIdx.x / kWarp) * 64;
-  if (column >= a.c) return;
+  if (column >= a.c) return wait_for_last();
   const std::int64_t h = blockIdx.z, low = std::int64_t{blockIdx.x} * 16 + g, high = low + 8;
   const Half* const keys = a.keys + h * a.rows * a.c + column + 8 * g;
   const Half* const from = a.from + h * a.head;
@@ -59,22 +95,41 @@ __global__ void __launch_bounds__(4 * kWarp) absorb_tiles(Absorb<Half, Half, Hal
   const auto pair = [&](std::int64_t t, std::int64_t j) {
     return t < a.tokens ? *reinterpret_cast<const std::uint32_t*>(from + t * token + j) : 0u;
   };
-  float sums[8][4] = {};
-#pragma unroll 4
-  for (std::int64_t j = 2 * c; j < a.n; j += 16) {
-    const auto row = [&](std::int64_t r) {
-      return __ldg(reinterpret_cast<const uint4*>(keys + (j + r) * a.c));
-    };
-    const uint4 k0 = row(0), k1 = row(1), k8 = row(8), k9 = row(9);
-    const std::uint32_t q[4] = {pair(low, j), pair(high, j), pair(low, j + 8), pair(high, j + 8)};
-    const std::uint32_t w0[4] = {k0.x, k0.y, k0.z, k0.w}, w1[4] = {k1.x, k1.y, k1.z, k1.w};
-    const std::uint32_t w8[4] = {k8.x, k8.y, k8.z, k8.w}, w9[4] = {k9.x, k9.y, k9.z, k9.w};
+  const auto row = [&](std::int64_t j) {
+    return j < a.n ? __ldg(reinterpret_cast<const uint4*>(keys + j * a.c)) : uint4{};
+  };
+  // Keys are asked for kAhead steps ahead, the first before the queries are there.
+  constexpr int kAhead = 4;
+  uint4 next[kAhead][4];
+  const auto load = [&](uint4(&to)[4], std::int64_t j) {
+    to[0] = row(j);
+    to[1] = row(j + 1);
+    to[2] = row(j + 8);
+    to[3] = row(j + 9);
+  };
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // two columns a word: their low halves, then their high halves
-      mma(sums[2 * i], q[0], q[1], q[2], q[3], __byte_perm(w0[i], w1[i], 0x5410),
-          __byte_perm(w8[i], w9[i], 0x5410));
-      mma(sums[2 * i + 1], q[0], q[1], q[2], q[3], __byte_perm(w0[i], w1[i], 0x7632),
-          __byte_perm(w8[i], w9[i], 0x7632));
+  for (int i = 0; i < kAhead; ++i) load(next[i], 2 * c + 16 * i);
+  wait_for_last();
+  float sums[8][4] = {};
+  for (std::int64_t base = 2 * c; base < a.n; base += 16 * kAhead) {
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      const std::int64_t j = base + 16 * u;
+      const uint4 k0 = next[u][0], k1 = next[u][1], k8 = next[u][2], k9 = next[u][3];
+      load(next[u], j + 16 * kAhead);
+      const bool in = j < a.n;
+      const auto pair_in = [&](std::int64_t t, std::int64_t at) { return in ? pair(t, at) : 0u; };
+      const std::uint32_t q[4] = {pair_in(low, j), pair_in(high, j), pair_in(low, j + 8),
+                                  pair_in(high, j + 8)};
+      const std::uint32_t w0[4] = {k0.x, k0.y, k0.z, k0.w}, w1[4] = {k1.x, k1.y, k1.z, k1.w};
+      const std::uint32_t w8[4] = {k8.x, k8.y, k8.z, k8.w}, w9[4] = {k9.x, k9.y, k9.z, k9.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // two columns a word: their low halves, then their high halves
+        multiply_add<Half>(sums[2 * i], q, __byte_perm(w0[i], w1[i], 0x5410),
+                           __byte_perm(w8[i], w9[i], 0x5410));
+        multiply_add<Half>(sums[2 * i + 1], q, __byte_perm(w0[i], w1[i], 0x7632),
+                           __byte_perm(w8[i], w9[i], 0x7632));
+      }
     }
   }
   // Lane (g, c) holds tokens g and g + 8 of the columns 8 (2c) + i and 8 (2c + 1) + i.
@@ -82,105 +137,115 @@ __global__ void __launch_bounds__(4 * kWarp) absorb_tiles(Absorb<Half, Half, Hal
   for (int j = 0; j < 4; ++j) {
     const std::int64_t t = j < 2 ? low : high;
     if (t >= a.tokens) continue;
+    const bool ok = a.rope.status[t] == kOk;
     Half* to = a.to + (t * a.heads + h) * a.width + column + 8 * (2 * c + j % 2);
     uint4 whole;
     auto* const eight = reinterpret_cast<Half*>(&whole);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) eight[i] = narrow<Half>(sums[i][j]);
+    for (int i = 0; i < 8; ++i) eight[i] = narrow<Half>(ok ? sums[i][j] : 0.0f);
     *reinterpret_cast<uint4*>(to) = whole;
   }
 }
 
-template <class B, class W, class Y>
-void absorbed(const Absorb<B, W, Y>& a, void* workspace, cudaStream_t s) {
-  if (a.c == 0 || a.heads == 0) return;
-  const auto heads = static_cast<unsigned>(a.heads);
-  if constexpr (std::is_same_v<B, Half>) {
-    if (a.n > 0 && by_blas(a.tokens))
-      return Blas::get()->multiply(
-          Blas::Shape{a.tokens, a.c, a.n, a.heads, a.heads * a.head, a.head, a.c, a.rows * a.c,
-                      a.heads * a.width, a.width, true},
-          a.from, a.keys, a.to, CUDA_R_16BF, workspace, s);
-    if (a.n % 16 == 0 && a.c % 64 == 0 && whole_pieces(a.keys, {}) && a.head % 2 == 0 &&
-        whole_pieces(a.to, {a.width})) {
-      return launch_next(absorb_tiles, dim3(blocks(a.tokens, 16), blocks(a.c, 256), heads),
-                         4 * kWarp, 0, s, a);
-    }
-  }
-  launch_next(absorb<B, W, Y>, dim3(blocks(a.tokens, kTokenTile), blocks(a.c, 128), heads), 128, 0,
-              s, a);
+// The turned part of eight heads behind cuBLAS's. Failed tokens: all their columns become 0.
+// grid: (T, H / 8); block: kAbsorbThreads.
+constexpr std::int64_t kTurnHeads = 8;
+__global__ void turn_heads(Absorb<Half, Half> a) {
+  const std::int64_t t = blockIdx.x, first = blockIdx.y * kTurnHeads;
+  const std::int64_t count = min(kTurnHeads, a.heads - first);
+  for (std::int64_t h = first; h < first + count; ++h) turn(a, t, 1, h);
+  if (a.rope.status[t] == kOk) return;
+  Half* const to = a.to + (t * a.heads + first) * a.width;
+  for (std::int64_t i = threadIdx.x; i < count * a.width; i += kAbsorbThreads)
+    to[i] = narrow<Half>(0.0f);
 }
 
-// Both latent norms, and the cached row's rope part. Failed tokens: the cached row becomes 0. The
-// products come in parts, which are added here first, in order.
-template <class W, class B, class Y>
-struct Latents {
-  float* a;  // [parts, T, Q]
-  float* z;  // [parts, T, C + 2F]
-  const W *a_norm, *z_norm;
-  B* normed;  // [T, Q]
-  Y* kv;      // [T, C + 2F]
-  std::int64_t parts, tokens, q, c;
-};
-struct Rope {
-  const std::int32_t* positions;
-  const float* inv_freq;
-  std::int64_t f;
-  float scale;
-  bool halves;
-  const std::int32_t* status;
-};
-// grid: (T, 2): the queries' latent, the cached row; block: kRowThreads.
-template <class W, class B, class Y>
-__global__ void normalise(Latents<W, B, Y> x, Rope rope, float eps) {
-  let_next_start();
-  wait_for_last();
-  const std::int64_t t = blockIdx.x, width = x.c + 2 * rope.f;
-  float* row = blockIdx.y == 0 ? x.a + t * x.q : x.z + t * width;
-  const std::int64_t n = blockIdx.y == 0 ? x.q : x.c, all = blockIdx.y == 0 ? x.q : width;
-  for (std::int64_t i = threadIdx.x; i < all; i += kRowThreads) {
-    float sum = row[i];
-    for (std::int64_t p = 1; p < x.parts; ++p) sum += row[p * x.tokens * all + i];
-    row[i] = sum;
+template <class B, class W>
+void absorbed(const Absorb<B, W>& a, void* workspace, cudaStream_t s) {
+  if (a.heads == 0) return;
+  const auto heads = static_cast<unsigned>(a.heads);
+  if constexpr (std::is_same_v<B, Half>) {
+    if (a.n > 0 && a.c > 0 && by_blas(a.tokens)) {
+      Blas::get()->multiply(Blas::Shape{a.tokens, a.c, a.n, a.heads, a.heads * a.head, a.head, a.c,
+                                        a.rows * a.c, a.heads * a.width, a.width, true},
+                            a.from, a.keys, a.to, CUDA_R_16BF, workspace, s);
+      turn_heads<<<dim3(static_cast<unsigned>(a.tokens), blocks(a.heads, kTurnHeads)),
+                   kAbsorbThreads, 0, s>>>(a);
+      KDTR_LAUNCHED("turn_heads");
+      return;
+    }
+    if (a.n % 16 == 0 && a.c % 64 == 0 && whole_pieces(a.keys, {}) && a.head % 2 == 0 &&
+        whole_pieces(a.to, {a.width})) {
+      return launch_next(absorb_tiles, dim3(blocks(a.tokens, 16), blocks(a.c, 256) + 1, heads),
+                         kAbsorbThreads, 0, s, a);
+    }
   }
+  launch_next(absorb<B, W>,
+              dim3(blocks(a.tokens, kTokenTile), blocks(a.c, kAbsorbThreads) + 1, heads),
+              kAbsorbThreads, 0, s, a);
+}
+
+// Both latent norms, the cached row's rope part, and the status. Failed tokens: the cached row
+// becomes 0. The products come in parts, which are added here first, in order.
+template <class W, class B>
+struct Latents {
+  const B* x;  // [T, D]
+  float* a;    // [parts, T, Q]
+  float* z;    // [parts, T, C + 2F]
+  const W *a_norm, *z_norm;
+  B* normed;                            // [T, Q]
+  B* kv;                                // [T, C + 2F]
+  std::int64_t parts, tokens, d, q, c;  // parts: 1 or 4
+};
+constexpr int kHeld = 2048;  // floats
+// grid: (T, 2): the queries' latent, the cached row; block: kRowThreads.
+template <class W, class B>
+__global__ void __launch_bounds__(kRowThreads)
+    normalise(Latents<W, B> x, Rope rope, std::int32_t* status, float eps) {
+  let_next_start();
+  const std::int64_t t = blockIdx.x, width = x.c + 2 * rope.f;
+  float* const given = blockIdx.y == 0 ? x.a + t * x.q : x.z + t * width;
+  const std::int64_t n = blockIdx.y == 0 ? x.q : x.c, all = blockIdx.y == 0 ? x.q : width;
+  bool ok = true;
+  if (blockIdx.y == 1) {
+    const bool mine = part_finite(x.x + t * x.d, x.d) && rope.positions[t] >= 0;
+    ok = __syncthreads_and(mine ? 1 : 0) != 0;
+    if (threadIdx.x == 0) status[t] = ok ? kOk : kBadInput;
+  }
+  const W* const norm = blockIdx.y == 0 ? x.a_norm : x.z_norm;
+  for (std::int64_t i = threadIdx.x; i < n; i += kRowThreads) ask_for(norm + i);
+  wait_for_last();
+  // The sum of the parts stays in shared memory where there is room.
+  __shared__ float held[kHeld];
+  float* const row = all <= kHeld ? held : given;
+#pragma unroll 4
+  for (std::int64_t i = threadIdx.x; i < all; i += kRowThreads) {
+    const std::int64_t part = x.tokens * all;
+    if (x.parts == 4) {
+      const float v[4] = {given[i], given[i + part], given[i + 2 * part], given[i + 3 * part]};
+      row[i] = v[0] + v[1] + v[2] + v[3];
+    } else {
+      row[i] = given[i];
+    }
+  }
+  __syncthreads();
   const float factor = rms_factor(row, n, eps);
   if (blockIdx.y == 0) {
     for (std::int64_t i = threadIdx.x; i < n; i += kRowThreads)
-      x.normed[t * n + i] = narrow<B>(widen(x.a_norm[i]) * (row[i] * factor));
+      x.normed[t * n + i] = narrow<B>(widen(norm[i]) * (row[i] * factor));
     return;
   }
-  const bool ok = rope.status[t] == kOk;
-  Y* kv = x.kv + t * width;
+  B* kv = x.kv + t * width;
   for (std::int64_t i = threadIdx.x; i < n; i += kRowThreads)
-    kv[i] = narrow<Y>(ok ? widen(x.z_norm[i]) * (row[i] * factor) : 0.0f);
+    kv[i] = narrow<B>(ok ? widen(norm[i]) * (row[i] * factor) : 0.0f);
   for (std::int64_t i = threadIdx.x; i < rope.f; i += kRowThreads) {
     if (ok) {
       turn_pair(row + x.c, i, rope.f, rope.positions[t], rope.inv_freq[i], rope.scale, rope.halves,
                 kv + x.c);
     } else {
-      kv[x.c + 2 * i] = kv[x.c + 2 * i + 1] = narrow<Y>(0.0f);
+      kv[x.c + 2 * i] = kv[x.c + 2 * i + 1] = narrow<B>(0.0f);
     }
   }
-}
-
-// The rope part of eight heads of q. Failed tokens: all their columns become 0.
-// grid: (T, H / 8); block: kRowThreads.
-constexpr std::int64_t kTurnHeads = 8;
-template <class B, class Y>
-__global__ void turn(const B* b, std::int64_t heads, std::int64_t head, Rope rope, Y* q,
-                     std::int64_t width) {
-  wait_for_last();
-  const std::int64_t t = blockIdx.x, first = blockIdx.y * kTurnHeads, f = rope.f;
-  const std::int64_t count = min(kTurnHeads, heads - first);
-  Y* to = q + (t * heads + first) * width;
-  if (rope.status[t] != kOk) {
-    for (std::int64_t i = threadIdx.x; i < count * width; i += kRowThreads) to[i] = narrow<Y>(0.0f);
-    return;
-  }
-  const B* from = b + (t * heads + first) * head + head - 2 * f;
-  for (std::int64_t i = threadIdx.x; i < count * f; i += kRowThreads)
-    turn_pair(from + i / f * head, i % f, f, rope.positions[t], rope.inv_freq[i % f], rope.scale,
-              rope.halves, to + i / f * width + width - 2 * f);
 }
 
 // q_a and kv_a have few rows: their inputs are cut in parts, for more blocks. As many for any
@@ -246,26 +311,36 @@ void run(Call& call, void* stream) {
     X* const normed = take(X{}, rows * qn);
     X* const b = take(X{}, rows * qb);
     const auto* from = static_cast<const X*>(bytes(x));
-    check(Rows<X, X>{from, d, nullptr, 0, positions.data}, rows, status.data, s);
-    const auto cut_product = [&](const DLTensor& matrix, float* out, std::int64_t columns) {
-      multiply(Product<X, W, float>{from, d, part, w(matrix), d, part, out, columns, rows * columns,
-                                    nullptr, nullptr, rows, columns, part, cut, true},
-               free, s);
-    };
-    cut_product(q_a, a, qn);
-    cut_product(kv_a, z, width);
-    launch_next(normalise<W, X, X>, dim3(grid, 2), kRowThreads, 0, s,
-                Latents<W, X, X>{a, z, w(q_a_norm), w(kv_a_norm), normed,
-                                 static_cast<X*>(bytes(kv)), cut, rows, qn, c},
-                rope, eps);
-    multiply(Product<X, W, X>{normed, qn, 0, w(q_b), qn, 0, b, qb, 0, nullptr, nullptr, rows, qb,
-                              qn, 1, false},
+    constexpr bool x_bf16 = std::is_same_v<X, Half>, w_bf16 = std::is_same_v<W, Half>;
+    multiply({.x = data(from),
+              .x_row = d,
+              .x_batch = part,
+              .tokens = rows,
+              .k = part,
+              .batches = cut,
+              .w_bf16 = w_bf16,
+              .out_bf16 = false,
+              .sides = {{w(q_a), d, part, a, qn, rows * qn, qn},
+                        {w(kv_a), d, part, z, width, rows * width, width}},
+              .after = Product::After::nothing},
              free, s);
-    auto* const to = static_cast<X*>(bytes(q));
-    absorbed(Absorb<X, W, X>{b, w(kv_b), to, rows, h, head, n, c, nv, width}, free, s);
-    if (h == 0) return;
-    launch_next(turn<X, X>, dim3(grid, blocks(h, kTurnHeads)), kRowThreads, 0, s, b, h, head, rope,
-                to, width);
+    launch_next(normalise<W, X>, dim3(grid, 2), kRowThreads, 0, s,
+                Latents<W, X>{from, a, z, w(q_a_norm), w(kv_a_norm), normed,
+                              static_cast<X*>(bytes(kv)), cut, rows, d, qn, c},
+                rope, status.data, eps);
+    multiply({.x = data(normed),
+              .x_row = qn,
+              .x_batch = 0,
+              .tokens = rows,
+              .k = qn,
+              .batches = 1,
+              .w_bf16 = w_bf16,
+              .out_bf16 = x_bf16,
+              .sides = {{w(q_b), qn, 0, b, qb, 0, qb}, {}}},
+             free, s);
+    absorbed(
+        Absorb<X, W>{b, w(kv_b), static_cast<X*>(bytes(q)), rows, h, head, n, c, nv, width, rope},
+        free, s);
   });
 }
 

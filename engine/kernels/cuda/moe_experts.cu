@@ -17,7 +17,7 @@ constexpr std::int64_t kSlice = 512;    // tokens of one round of launches: boun
 constexpr int kPlain = 8;               // tokens that a plain loop takes at a time
 
 // Some tokens of one expert: slots[first], ..., count of them; of its first group, all its tokens.
-struct Group {
+struct alignas(16) Group {
   std::int32_t expert, first, count, all;
 };
 
@@ -101,6 +101,8 @@ __device__ void plan(const Work<X>& c) {
 // grid: tokens, and one block that plans; block: kPlanThreads.
 template <class X>
 __global__ void __launch_bounds__(kPlanThreads) check_and_plan(Work<X> c) {
+  wait_for_last();
+  let_next_start();
   const std::int64_t t = blockIdx.x;
   if (t == c.rows) return plan(c);
   bool ok = true;
@@ -116,7 +118,8 @@ __global__ void __launch_bounds__(kPlanThreads) check_and_plan(Work<X> c) {
   if (threadIdx.x == 0) c.status[t] = all != 0 ? kOk : kBadInput;
 }
 
-// The group of block row y: the shared expert's first, then the plan's; false past the last.
+// The group of block row y: the shared expert's first, then the plan's; false past the last. What
+// the plan wrote is read past L1: the second half does not wait for its own launch to be ordered.
 template <class X>
 __device__ bool find_group(const Work<X>& c, unsigned y, unsigned shared_groups, Group& group) {
   if (y < shared_groups) {
@@ -124,166 +127,188 @@ __device__ bool find_group(const Work<X>& c, unsigned y, unsigned shared_groups,
     group = {0, first, min(kCrowd, static_cast<int>(c.rows) - first), 0};
     return true;
   }
-  if (static_cast<int>(y - shared_groups) >= *c.n_groups) return false;
-  group = c.groups[y - shared_groups];
+  if (static_cast<int>(y - shared_groups) >= __ldcg(c.n_groups)) return false;
+  const int4 found = __ldcg(reinterpret_cast<const int4*>(c.groups) + (y - shared_groups));
+  group = {found.x, found.y, found.z, found.w};
   return true;
 }
 template <class X>
 __device__ int slot_of(const Work<X>& c, const Group& group, int i, bool shared) {
   if (i >= group.count) return 0;
   const auto k = static_cast<int>(c.k);
-  return shared ? (group.first + i) * (k + 1) + k : c.slots[group.first + i];
+  return shared ? (group.first + i) * (k + 1) + k : __ldcg(c.slots + group.first + i);
+}
+
+// Whether a block's warps take 32 rows each, not a part of the columns of the same: where there are
+// so few columns that a warp's part would end before it is under way.
+template <class M>
+__host__ __device__ bool whole_rows(bool first_half, std::int64_t n) {
+  return !first_half && n < 4 * tiles::kWarps * M::kColumns;
+}
+// Blocks that cover the rows of one expert.
+template <class M>
+__host__ __device__ unsigned width_of(bool first_half, const Mlp<M>& m, std::int64_t d) {
+  const std::int64_t rows = first_half ? m.n : d;
+  const std::int64_t each = first_half                  ? tiles::kRows
+                            : whole_rows<M>(false, m.n) ? 2 * tiles::kRows * tiles::kWarps
+                                                        : 2 * tiles::kRows;
+  return static_cast<unsigned>((rows + each - 1) / each);
 }
 
 // One tile of one group. First half: hidden = silu(gate x) * (up x), 16 rows of either; second:
 // parts = down hidden, 32 rows.
-template <bool kFirst, int kCount, class X, class M>
+template <int kCount, class X, class M>
 __device__ void tile_of(const Work<X>& c, const Mlp<M>& m, const Group& group, bool is_shared,
-                        const tiles::Shared& shared) {
+                        bool first_half, const tiles::Shared& shared) {
   const int slot = slot_of(c, group, static_cast<int>(threadIdx.x), is_shared);
-  const std::int64_t row = std::int64_t{blockIdx.x} * tiles::kRows * (kFirst ? 1 : 2);
-  const auto left = static_cast<int>(min((kFirst ? m.n : c.d) - row, std::int64_t{32}));
-  if constexpr (kFirst) {
-    const std::int64_t first = group.expert * m.n + row;
-    const int rows = min(left, tiles::kRows);
-    const tiles::Crowd crowd{group.count, slot / (static_cast<int>(c.k) + 1), slot, c.d};
-    tiles::multiply<kCount>(
-        tiles::Pair<M>{{m.gate, m.up}, {first, first}, {rows, rows}, static_cast<int>(c.d)}, c.x,
-        crowd, shared, [&](int r, int column, float gate, float up) {
-          if (r >= rows) return;
-          c.hidden[shared.slots[column] * c.widest + row + r] = narrow<X>(silu(gate) * up);
-        });
-  } else {
-    const std::int64_t first = group.expert * c.d + row;
-    const bool two = left > tiles::kRows;
-    tiles::multiply<kCount>(tiles::Pair<M>{{m.down, m.down},
-                                           {first, two ? first + tiles::kRows : first},
-                                           {min(left, tiles::kRows), two ? left - tiles::kRows : 1},
-                                           static_cast<int>(m.n)},
-                            c.hidden, tiles::Crowd{group.count, slot, slot, c.widest}, shared,
-                            [&](int r, int column, float low, float high) {
-                              float* to = c.parts + shared.slots[column] * c.d + row;
-                              if (r < left) to[r] = low;
-                              if (r + tiles::kRows < left) to[r + tiles::kRows] = high;
-                            });
-  }
+  const std::int64_t all = first_half ? m.n : c.d;
+  const int n = static_cast<int>(first_half ? c.d : m.n);
+  const int each = tiles::kRows * (first_half ? 1 : 2);
+  const bool whole = whole_rows<M>(first_half, n);
+  const std::int64_t row =
+      whole ? (std::int64_t{blockIdx.x} * tiles::kWarps + threadIdx.x / kWarp) * each
+            : std::int64_t{blockIdx.x} * each;
+  const std::int64_t first = group.expert * all + min(row, all - 1);
+  const auto left = static_cast<int>(max(std::int64_t{0}, min(all - row, std::int64_t{32})));
+  const int low_rows = min(left, tiles::kRows), high_rows = first_half ? low_rows : left - low_rows;
+  const std::int64_t second = first_half || high_rows <= 0 ? first : first + tiles::kRows;
+  const tiles::Crowd crowd{group.count, first_half ? slot / (static_cast<int>(c.k) + 1) : slot,
+                           slot, first_half ? c.d : c.widest};
+  const tiles::Pair<M> weights{{first_half ? m.gate : m.down, first_half ? m.up : m.down},
+                               {first, second},
+                               {max(low_rows, 1), max(high_rows, 1)},
+                               n,
+                               whole};
+  tiles::multiply<kCount>(
+      weights, first_half ? c.x : c.hidden, crowd, shared,
+      [] {
+        wait_for_last();
+        let_next_start();
+      },
+      [&](int r, int column, float low, float high) {
+        const std::int64_t to = shared.slots[column];
+        if (first_half) {
+          if (r < low_rows) c.hidden[to * c.widest + row + r] = narrow<X>(silu(low) * high);
+        } else {
+          float* part = c.parts + to * c.d + row;
+          if (r < low_rows) part[r] = low;
+          if (r < high_rows) part[r + tiles::kRows] = high;
+        }
+      });
 }
-template <bool kFirst, class X, class M>
-__device__ void tile_of(const Work<X>& c, const Mlp<M>& m, const Group& group, bool is_shared) {
+// grid: (tiles, groups), the shared expert's groups first, where it has some here. The second half
+// asks for its first weights while the first one ends; the first, for those of the shared expert
+// before there is a plan.
+template <class X, class M>
+__global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks)
+    half(Work<X> c, Mlp<M> routed, Mlp<tiles::Dense> shared, unsigned shared_groups, bool first) {
   extern __shared__ uint4 ring[];
   __shared__ int rows[kCrowd], slots[kCrowd];
-  if (std::int64_t{blockIdx.x} * tiles::kRows * (kFirst ? 1 : 2) >= (kFirst ? m.n : c.d)) return;
-  const tiles::Shared shared{reinterpret_cast<std::byte*>(ring), rows, slots};
-  if (group.count <= 8) {
-    tile_of<kFirst, 1>(c, m, group, is_shared, shared);
-  } else {
-    tile_of<kFirst, kCrowd / 8>(c, m, group, is_shared, shared);
-  }
-}
-// grid: (tiles, groups), the shared expert's groups first, where it has some here.
-template <bool kFirst, class X, class M>
-__global__ void __launch_bounds__(tiles::kThreads, 4)
-    half(Work<X> c, Mlp<M> routed, Mlp<tiles::Dense> shared, unsigned shared_groups) {
+  const bool is_shared = blockIdx.y < shared_groups;
+  if (first && !is_shared) wait_for_last();
   Group group;
-  if (!find_group(c, blockIdx.y, shared_groups, group)) return;
-  if (blockIdx.y < shared_groups) {
-    tile_of<kFirst>(c, shared, group, true);
+  if (blockIdx.x >= (is_shared ? width_of(first, shared, c.d) : width_of(first, routed, c.d)) ||
+      !find_group(c, blockIdx.y, shared_groups, group)) {
+    wait_for_last();
+    return;
+  }
+  const tiles::Shared memory{reinterpret_cast<std::byte*>(ring), rows, slots};
+  constexpr int kAll = kCrowd / 8;
+  if (is_shared && !tiles::kIsDense<M>) return tile_of<kAll>(c, shared, group, true, first, memory);
+  Mlp<M> m = routed;
+  if constexpr (tiles::kIsDense<M>)
+    if (is_shared) m = shared;
+  if (group.count <= 8) {
+    tile_of<1>(c, m, group, is_shared, first, memory);
   } else {
-    tile_of<kFirst>(c, routed, group, false);
+    tile_of<kAll>(c, m, group, is_shared, first, memory);
   }
 }
 
-// The same with plain loops, a warp a row (of gate and up, or of down); W is f32 or bf16, any size.
+// The same with plain loops, a warp a row (of gate and up, or of down); W is f32 or bf16. kFours:
+// f32 in fours, where sizes allow it; else element by element.
 template <class W>
 struct Plain {
   const W* w;
 };
-template <class T>
-__device__ float4 four(const T* at, bool aligned) {
-  return aligned ? load4(at) : float4{widen(at[0]), widen(at[1]), widen(at[2]), widen(at[3])};
+template <bool kFours, class T>
+__device__ float4 some(const T* at) {
+  if constexpr (kFours) return load4(at);
+  return {widen(*at), 0, 0, 0};
 }
-// sums[m][t] = row[m] . x[t], of `count` rows of x at at[t] * stride; every lane gets them.
-template <int kMatrices, class X, class W>
-__device__ void plain_dots(const W* const (&row)[kMatrices], const X* x, const int* at, int count,
-                           std::int64_t n, std::int64_t stride, float (&sums)[kMatrices][kPlain]) {
-  constexpr int kAhead = 4;  // loads of a row in flight
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const bool aligned = n % 4 == 0;
+// sums[m][t] = row[m] . x[t], of `matrices` rows, and of `count` rows of x at at[t] * stride; every
+// lane gets them.
+template <bool kFours, class X, class W>
+__device__ void plain_dots(const W* const (&row)[2], int matrices, const X* x, const int* at,
+                           int count, std::int64_t n, std::int64_t stride,
+                           float (&sums)[2][kPlain]) {
+  constexpr int kAhead = 4, kUnit = kFours ? 4 : 1;  // loads of a row in flight, elements of each
+  const std::int64_t lane = threadIdx.x % kWarp * kUnit;
 #pragma unroll
-  for (int m = 0; m < kMatrices; ++m)
+  for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int t = 0; t < kPlain; ++t) sums[m][t] = 0;
-  for (std::int64_t base = lane * 4; base < n; base += kAhead * 4 * kWarp) {
-    float4 w[kMatrices][kAhead];
+  for (std::int64_t base = lane; base < n; base += kAhead * kUnit * kWarp) {
+    float4 w[2][kAhead] = {};
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const std::int64_t i = base + u * 4 * kWarp;
+    for (int u = 0; u < kAhead; ++u)
 #pragma unroll
-      for (int m = 0; m < kMatrices; ++m)
-        if (i + 4 <= n) w[m][u] = four(row[m] + i, aligned);
-    }
+      for (int m = 0; m < 2; ++m)
+        if (const std::int64_t i = base + u * kUnit * kWarp; i < n && m < matrices)
+          w[m][u] = some<kFours>(row[m] + i);
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const std::int64_t i = base + u * 4 * kWarp;
-      if (i >= n) break;
+    for (int t = 0; t < kPlain; ++t) {
+      if (t >= count) break;
 #pragma unroll
-      for (int t = 0; t < kPlain; ++t) {
-        if (t >= count) break;
-        const X* from = x + at[t] * stride;
-        if (i + 4 <= n) {
-          const float4 a = four(from + i, aligned);
+      for (int u = 0; u < kAhead; ++u) {
+        const std::int64_t i = base + u * kUnit * kWarp;
+        if (i >= n) break;
+        const float4 a = some<kFours>(x + at[t] * stride + i);
 #pragma unroll
-          for (int m = 0; m < kMatrices; ++m) {
-            sums[m][t] += a.x * w[m][u].x;
-            sums[m][t] += a.y * w[m][u].y;
-            sums[m][t] += a.z * w[m][u].z;
-            sums[m][t] += a.w * w[m][u].w;
-          }
-        } else {
-          for (std::int64_t j = i; j < n; ++j)
-#pragma unroll
-            for (int m = 0; m < kMatrices; ++m) sums[m][t] += widen(from[j]) * widen(row[m][j]);
+        for (int m = 0; m < 2; ++m) {
+          sums[m][t] += a.x * w[m][u].x;
+          if (!kFours) continue;
+          sums[m][t] += a.y * w[m][u].y;
+          sums[m][t] += a.z * w[m][u].z;
+          sums[m][t] += a.w * w[m][u].w;
         }
       }
     }
   }
 #pragma unroll
-  for (int m = 0; m < kMatrices; ++m)
+  for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int t = 0; t < kPlain; ++t) sums[m][t] = warp_sum(sums[m][t]);
 }
 // grid: (rows / 8, groups); block: 8 warps. Of the shared expert where it has groups here.
-template <bool kFirst, class X, class W>
+template <bool kFours, class X, class W>
 __global__ void __launch_bounds__(8 * kWarp)
-    plain_half(Work<X> c, Mlp<Plain<W>> m, unsigned shared_groups) {
+    plain_half(Work<X> c, Mlp<Plain<W>> m, unsigned shared_groups, bool first_half) {
   __shared__ int rows[kCrowd], slots[kCrowd];
   Group group;
   if (!find_group(c, blockIdx.y, shared_groups, group)) return;
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread < group.count) {
     slots[thread] = slot_of(c, group, thread, shared_groups > 0);
-    rows[thread] = kFirst ? slots[thread] / (static_cast<int>(c.k) + 1) : slots[thread];
+    rows[thread] = first_half ? slots[thread] / (static_cast<int>(c.k) + 1) : slots[thread];
   }
   __syncthreads();
-  const std::int64_t n = kFirst ? m.n : c.d, i = std::int64_t{blockIdx.x} * 8 + thread / kWarp;
+  const std::int64_t n = first_half ? m.n : c.d;
+  const std::int64_t i = std::int64_t{blockIdx.x} * 8 + thread / kWarp;
   if (i >= n) return;
-  const std::int64_t row = group.expert * n + i, k = kFirst ? c.d : m.n;
+  const std::int64_t k = first_half ? c.d : m.n, at = (group.expert * n + i) * k;
+  const W* const row[2] = {(first_half ? m.gate : m.down).w + at, m.up.w + at};
   for (int first = 0; first < group.count; first += kPlain) {
     const int count = min(kPlain, group.count - first);
-    float sums[kFirst ? 2 : 1][kPlain];
-    if constexpr (kFirst) {
-      const W* const matrices[2] = {m.gate.w + row * k, m.up.w + row * k};
-      plain_dots(matrices, c.x, rows + first, count, k, c.d, sums);
-    } else {
-      const W* const matrices[1] = {m.down.w + row * k};
-      plain_dots(matrices, c.hidden, rows + first, count, k, c.widest, sums);
-    }
+    float sums[2][kPlain];
+    plain_dots<kFours>(row, first_half ? 2 : 1, first_half ? c.x : c.hidden, rows + first, count, k,
+                       first_half ? c.d : c.widest, sums);
     if (thread % kWarp != 0) continue;
 #pragma unroll
     for (int t = 0; t < kPlain; ++t) {
       if (t >= count) break;
       const std::int64_t slot = slots[first + t];
-      if constexpr (kFirst) {
+      if (first_half) {
         c.hidden[slot * c.widest + i] = narrow<X>(silu(sums[0][t]) * sums[1][t]);
       } else {
         c.parts[slot * c.d + i] = sums[0][t];
@@ -296,6 +321,8 @@ __global__ void __launch_bounds__(8 * kWarp)
 // grid: (D / kRowThreads, T); block: kRowThreads.
 template <class X>
 __global__ void __launch_bounds__(kRowThreads) combine(Work<X> c) {
+  wait_for_last();
+  let_next_start();
   const std::int64_t i = std::int64_t{blockIdx.x} * kRowThreads + threadIdx.x, t = blockIdx.y;
   if (i >= c.d) return;
   float y = 0;
@@ -313,20 +340,14 @@ template <class X, class M>
 void launch_tiles(const Work<X>& c, const Mlp<M>& routed, const Mlp<tiles::Dense>& shared,
                   unsigned shared_groups, bool first, cudaStream_t s) {
   const std::int64_t groups = shared_groups + (c.routed ? c.most_groups : 0);
-  const std::int64_t hidden = std::max(c.routed ? routed.n : 0, shared_groups > 0 ? shared.n : 0);
   if (groups == 0) return;
-  const auto start = [&](auto* kernel, unsigned width) {
-    KDTR_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   tiles::kRingBytes));
-    kernel<<<dim3(width, static_cast<unsigned>(groups)), tiles::kThreads, tiles::kRingBytes, s>>>(
-        c, routed, shared, shared_groups);
-    KDTR_LAUNCHED("half");
-  };
-  if (first) {
-    start(half<true, X, M>, blocks(hidden, tiles::kRows));
-  } else {
-    start(half<false, X, M>, blocks(c.d, 2 * tiles::kRows));
-  }
+  const auto kernel = half<X, M>;
+  KDTR_CUDA(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tiles::kRingBytes));
+  const unsigned width = std::max(c.routed ? width_of(first, routed, c.d) : 0,
+                                  shared_groups > 0 ? width_of(first, shared, c.d) : 0);
+  launch_next(kernel, dim3(width, static_cast<unsigned>(groups)), tiles::kThreads,
+              tiles::kRingBytes, s, c, routed, shared, shared_groups, first);
 }
 template <class X, class W>
 void launch_plain(const Work<X>& c, const Mlp<Plain<W>>& m, unsigned shared_groups, bool first,
@@ -334,11 +355,11 @@ void launch_plain(const Work<X>& c, const Mlp<Plain<W>>& m, unsigned shared_grou
   const auto groups =
       shared_groups > 0 ? shared_groups : static_cast<unsigned>(c.routed ? c.most_groups : 0);
   if (groups == 0) return;
-  if (first) {
-    plain_half<true><<<dim3(blocks(m.n, 8), groups), 8 * kWarp, 0, s>>>(c, m, shared_groups);
-  } else {
-    plain_half<false><<<dim3(blocks(c.d, 8), groups), 8 * kWarp, 0, s>>>(c, m, shared_groups);
-  }
+  auto* kernel = plain_half<false, X, W>;
+  if constexpr (std::is_same_v<W, float>)
+    if (c.d % 4 == 0 && m.n % 4 == 0) kernel = plain_half<true, X, W>;
+  kernel<<<dim3(blocks(first ? m.n : c.d, 8), groups), 8 * kWarp, 0, s>>>(c, m, shared_groups,
+                                                                          first);
   KDTR_LAUNCHED("plain_half");
 }
 template <class X, class M, class S>
@@ -405,14 +426,12 @@ void launch(Work<X> c, const Mlp<M>& routed, const Mlp<S>& shared, std::int64_t 
   for (std::int64_t left = tokens; left > 0; left -= kSlice) {
     c.rows = std::min(left, kSlice);
     c.most_groups = std::min(c.experts, c.rows * c.k) + c.rows * c.k / kCrowd;
-    check_and_plan<<<static_cast<unsigned>(c.rows) + 1, kPlanThreads, 0, s>>>(c);
-    KDTR_LAUNCHED("check_and_plan");
+    launch_next(check_and_plan<X>, static_cast<unsigned>(c.rows) + 1, kPlanThreads, 0, s, c);
     if (c.d > 0) {
       launch_half(c, routed, shared, true, s);
       launch_half(c, routed, shared, false, s);
-      combine<<<dim3(blocks(c.d, kRowThreads), static_cast<unsigned>(c.rows)), kRowThreads, 0, s>>>(
-          c);
-      KDTR_LAUNCHED("combine");
+      launch_next(combine<X>, dim3(blocks(c.d, kRowThreads), static_cast<unsigned>(c.rows)),
+                  kRowThreads, 0, s, c);
     }
     c.x += c.rows * c.d;
     c.ids += c.rows * c.k;

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "floats.cuh"
+#include "mma.cuh"
 
 namespace kdtr::cuda::tiles {
 
@@ -16,47 +17,34 @@ constexpr int kThreads = kWarps * kLanes;
 constexpr int kRows = 16;      // of one tile
 constexpr int kTokens = 32;    // most activation rows
 constexpr int kSegment = 128;  // bytes of a weight row that a warp has at a time
-constexpr int kStages = 3;     // segments of the ring
+constexpr int kBlocks = 4;     // of a multiprocessor
+constexpr int kStages = 2;     // segments of the ring; more would take room from L1
 constexpr int kStageBytes = 2 * kRows * kSegment;
 constexpr int kRingBytes = kWarps * kStages * kStageBytes;
 
 // bf16 weights, rows of n: n is a multiple of 8.
 struct Dense {
-  static constexpr int kColumns = kSegment / 2;  // of a segment
   static constexpr bool kPacked = false;
+  static constexpr int kColumns = kSegment / 2;  // of a segment
+  static constexpr float kFactor = 1;            // of sums
   const __nv_bfloat16* w;
 };
 
 // int4 codes with one bf16 scale a group; kRounded: their products rounded to bf16.
 template <bool kRounded>
 struct Packed {
+  static constexpr bool kPacked = true;
   static constexpr int kColumns = kSegment * 2;
-  static constexpr bool kPacked = true, kRound = kRounded;
+  static constexpr float kFactor = 64;  // see codes_of
   const std::uint32_t* w;
   const __nv_bfloat16* scales;
   int group_log2;
 };
 
-__device__ inline void copy_async(std::byte* to, const std::byte* from, bool real) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<std::uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from), "r"(real ? 16 : 0)
-               : "memory");
-}
-__device__ inline void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int n>
-__device__ void wait_for_all_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
-}
-
-// c[16, 8] += a[16, 16] b[16, 8].
-__device__ inline void mma(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
-                           std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
+template <class M>
+constexpr bool kIsDense = std::is_same_v<M, Dense>;
+template <class M>
+constexpr bool kIsExact = std::is_same_v<M, Packed<false>>;
 
 // bf16 pieces that add up to a value: one of bf16, three of f32 (8 bits each, cut, not rounded).
 template <class X>
@@ -100,46 +88,6 @@ __device__ void pairs(const Eight<float>& e, std::uint32_t (&b)[3][4]) {
   }
 }
 
-// A lane's activations: its row of each tile of 8. They are loaded a batch of steps (of 32 columns)
-// at a time, so that one wait serves all.
-template <int kCount, class X>
-struct Rows {
-  const X* row[kCount];  // where there is none any other: its column of the product is not used
-  int last;              // the last eight of a row: what lies past it has weights of 0
-};
-template <int kSteps, int kCount, class X>
-constexpr int kBatch = std::min(kSteps, std::max(1, 8 / kCount / static_cast<int>(sizeof(X) / 2)));
-template <int kSteps, int kCount, class X>
-__device__ void load_batch(const Rows<kCount, X>& rows, int column,
-                           Eight<X> (&batch)[kSteps][kCount]) {
-#pragma unroll
-  for (int c = 0; c < kSteps; ++c) {
-    const int at = min(column + 32 * c, rows.last);
-#pragma unroll
-    for (int j = 0; j < kCount; ++j)
-#pragma unroll
-      for (int i = 0; i < static_cast<int>(sizeof(X) / 2); ++i)
-        batch[c][j].v[i] = __ldg(reinterpret_cast<const uint4*>(rows.row[j] + at) + i);
-  }
-}
-
-// Codes j and j + 4 of a word, less 8, as a bf16 pair: 0x4300 | code is 128 + code.
-__device__ inline std::uint32_t code_pair(std::uint32_t word, int j) {
-  std::uint32_t biased;  // (word >> 4 j) & 0x000F000F | 0x43004300 in one instruction
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
-      : "=r"(biased)
-      : "r"(word >> (4 * j)), "r"(0x000F000Fu), "r"(0x43004300u));
-  const std::uint32_t bias = 0x43084308u;  // 136, twice
-  const __nv_bfloat162 pair = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&biased),
-                                      *reinterpret_cast<const __nv_bfloat162*>(&bias));
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-__device__ inline std::uint32_t times(std::uint32_t pair, std::uint32_t scales) {
-  const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
-                                         *reinterpret_cast<const __nv_bfloat162*>(&scales));
-  return *reinterpret_cast<const std::uint32_t*>(&product);
-}
-
 // The weights of two tiles: rows `first[i]` .. of matrix `m[i]`, `rows[i]` of them, n columns.
 template <class M>
 struct Pair {
@@ -147,6 +95,7 @@ struct Pair {
   std::int64_t first[2];
   int rows[2];
   int n;
+  bool whole;  // a warp has the tiles to itself; else the block's warps share out their columns
 };
 
 // The activation rows: thread i names the i-th one's row in x and its place in what is written.
@@ -162,193 +111,289 @@ struct Shared {
   int* slots;
 };
 
-// The order of the 16-byte pieces of ring row r: no two lanes of an access share a bank.
-__device__ inline int piece(int r, int c) { return c ^ ((r & 1) << 2 | ((r >> 1) & 3)); }
-
-// A lane's part of a segment of both tiles: piece lane % 8 of rows lane / 8 + 4 i. Rows that a tile
-// does not have, and what lies past the end of a row, become 0.
+// The order of the 16-byte pieces of ring row r: no two lanes of an access share a bank. Eight
+// lanes read four pieces of two rows: neighbours of bf16 weights, every second one of int4.
 template <class M>
-__device__ void fetch(const Pair<M>& w, int segment, std::byte* stage, int lane) {
-  const int row_bytes = M::kPacked ? w.n / 2 : w.n * 2;
-  const int at = segment * kSegment + lane % 8 * 16;
+__device__ int piece(int r, int c) {
+  return c ^ (M::kPacked ? r & 7 : (r & 1) << 2 | ((r >> 1) & 3));
+}
+
+// Streams a warp's segments of both tiles: a lane copies piece lane % 8 of rows lane / 8 + 4 i.
+// Rows that a tile does not have, and what lies past the end of a row, become 0.
+template <class M>
+struct Stream {
+  const std::byte *from[2], *any;  // any: an address of the weights
+  std::int64_t step;               // of 4 rows
+  int row_bytes, rows[2], at, to;
+
+  __device__ Stream(const Pair<M>& w, int lane) {
+    row_bytes = M::kPacked ? w.n / 2 : w.n * 2;
+    step = std::int64_t{4} * row_bytes;
+    at = lane % 8 * 16;
+    to = lane / 8;
+    any = reinterpret_cast<const std::byte*>(w.m[0].w);
 #pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
-    const auto* base = reinterpret_cast<const std::byte*>(w.m[tile].w);
-    const std::byte* from = base + (w.first[tile] + lane / 8) * row_bytes + at;
+    for (int tile = 0; tile < 2; ++tile) {
+      from[tile] = reinterpret_cast<const std::byte*>(w.m[tile].w) +
+                   (w.first[tile] + lane / 8) * row_bytes + at;
+      rows[tile] = w.rows[tile];
+    }
+  }
+  __device__ void fetch(int segment, std::byte* stage) const {
+    const std::uint32_t base = shared_address(stage);
+    const bool inside = at + segment * kSegment < row_bytes;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = to + 4 * i;
+        const bool real = inside && r < rows[tile];
+        copy16(base + static_cast<std::uint32_t>((tile * kRows + r) * kSegment +
+                                                 piece<M>(r, at / 16) * 16),
+               real ? from[tile] + segment * kSegment + i * step : any, real);
+      }
+  }
+};
+
+// A lane's scales: of the weight rows lane / 4 + 8 i, for its 64 columns of a segment, a bf16 for
+// each half. 0 past the end of a row.
+template <class M>
+struct Scales {
+  __device__ Scales(const Pair<M>&, int) {}
+  __device__ void load(int) {}
+  __device__ void advance() {}
+};
+template <bool kRounded>
+struct Scales<Packed<kRounded>> {
+  const __nv_bfloat16* row[4];
+  int n, log2, column;
+  bool pairs;  // both halves' scales lie in one word
+  std::uint32_t now[4], next[4];
+
+  __device__ Scales(const Pair<Packed<kRounded>>& w, int lane)
+      : n(w.n), log2(w.m[0].group_log2), column(lane % 4 * 64) {
+    pairs = log2 == 5 && n % 64 == 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int r = lane / 8 + 4 * i;
-      const bool real = at < row_bytes && r < w.rows[tile];
-      copy_async(stage + (tile * kRows + r) * kSegment + piece(r, lane % 8) * 16,
-                 real ? from + std::int64_t{4 * i} * row_bytes : base, real);
+      const int r = min(lane / 4 + i % 2 * 8, w.rows[i / 2] - 1);
+      row[i] = w.m[i / 2].scales + (w.first[i / 2] + r) * (n >> log2);
     }
   }
-}
-
-// Of a row of scales, the eight of a segment: one for each 32 columns, 0 past the end of the row.
-__device__ inline uint4 load_scales(const __nv_bfloat16* row, int n, int log2, int segment) {
-  constexpr int kColumns = Packed<true>::kColumns;
-  const int column = segment * kColumns;
-  if (column >= n) return {0, 0, 0, 0};
-  if (n % kColumns == 0) {
-    row += column >> log2;
-    if (log2 == 5) return __ldcg(reinterpret_cast<const uint4*>(row));
-    if (log2 == 6) {
-      const uint2 v = __ldcg(reinterpret_cast<const uint2*>(row));
-      return {__byte_perm(v.x, 0, 0x1010), __byte_perm(v.x, 0, 0x3232), __byte_perm(v.y, 0, 0x1010),
-              __byte_perm(v.y, 0, 0x3232)};
-    }
-    const std::uint32_t v = __ldcg(reinterpret_cast<const std::uint32_t*>(row));
-    const std::uint32_t low = __byte_perm(v, 0, 0x1010), high = __byte_perm(v, 0, 0x3232);
-    return {low, low, high, high};
-  }
-  std::uint32_t v[4];
+  __device__ void load(int segment) {
+    const int first = segment * Packed<kRounded>::kColumns + column, second = first + 32;
+    if (pairs) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const auto at = [&](int i) -> std::uint32_t {
-      const int c = column + 32 * i;
-      return c < n ? __bfloat16_as_ushort(row[c >> log2]) : 0;
-    };
-    v[j] = at(2 * j) | at(2 * j + 1) << 16;
+      for (int i = 0; i < 4; ++i)
+        next[i] =
+            first < n ? __ldg(reinterpret_cast<const std::uint32_t*>(row[i] + (first >> 5))) : 0;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const auto* from = reinterpret_cast<const unsigned short*>(row[i]);
+      const std::uint32_t low = first < n ? __ldg(from + (first >> log2)) : 0;
+      const std::uint32_t high = second < n ? __ldg(from + (second >> log2)) : 0;
+      next[i] = low | high << 16;
+    }
   }
-  return {v[0], v[1], v[2], v[3]};
+  __device__ void advance() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) now[i] = next[i];
+  }
+};
+
+// A lane's activations: its row of each tile of 8, eight columns a unit. They are loaded a batch of
+// units ahead.
+template <class M, int kCount, class X>
+struct Rows {
+  static constexpr int kUnits = M::kPacked ? 8 : 2;  // of a segment
+  static constexpr bool kAhead = kCount == 1;        // else registers are short
+  static constexpr int kBatch =
+      std::min(kUnits, std::max(1, 4 / kCount / static_cast<int>(sizeof(X) / 2)));
+  const X* row[kCount];  // where there is none any other: its column of the product is not used
+  int count, last;       // the last eight of a row: what lies past it has weights of 0
+  Eight<X> now[kBatch][kCount], next[kBatch][kCount];
+
+  // The first of a unit's columns. Of a segment, a lane has 8 of each 32 columns of bf16 weights,
+  // and 64 neighbours of int4.
+  __device__ static int column(int segment, int unit, int lane) {
+    return segment * M::kColumns +
+           (M::kPacked ? lane % 4 * 64 + unit * 8 : unit * 32 + lane % 4 * 8);
+  }
+  __device__ void load(int segment, int unit, int lane) {
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      const int at = min(column(segment, unit + u, lane), last);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        if (j > 0 && j * 8 >= count) break;
+#pragma unroll
+        for (int i = 0; i < static_cast<int>(sizeof(X) / 2); ++i)
+          next[u][j].v[i] = __ldg(reinterpret_cast<const uint4*>(row[j] + at) + i);
+      }
+    }
+  }
+  __device__ void advance() {
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u)
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) now[u][j] = next[u][j];
+  }
+};
+
+__device__ inline std::uint32_t fma_pair(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
 }
 
-// sum += 32 columns of weights, step c of a segment, times kCount x 8 activation rows. scales: of
-// rows lane / 4 + 8 i, two steps' side by side.
-template <int kCount, class X>
-__device__ void step(Dense, int c, const std::byte* stage, const std::uint32_t (&)[4],
-                     const Eight<X> (&x)[kCount], int count, int lane, float (&sum)[2][kCount][4]) {
-  const int g = lane / 4, t = lane % 4;
-  uint4 a[4];  // of rows g + 8 i
+__device__ inline std::uint32_t minus(std::uint32_t pair) {
+  std::uint32_t d;
+  asm("neg.bf16x2 %0, %1;" : "=r"(d) : "r"(pair));
+  return d;
+}
+
+// Eight codes as bf16 pairs (j, j + 4), less 8, times 2^-6: a code in the lowest bits of a bf16 is
+// a denormal number, code * 2^-133, or 2^-129 four bits up, which one exact multiply-add lifts.
+__device__ inline void codes_of(std::uint32_t word, std::uint32_t (&pairs)[4]) {
+  constexpr std::uint32_t kLow = 0x7F007F00u, kHigh = 0x7D007D00u;  // 2^127, 2^123
+  constexpr std::uint32_t kBias = 0xBE00BE00u;                      // -2^-3
+  const std::uint32_t upper = word >> 8;
+  pairs[0] = fma_pair(word & 0x000F000Fu, kLow, kBias);
+  pairs[1] = fma_pair(word & 0x00F000F0u, kHigh, kBias);
+  pairs[2] = fma_pair(upper & 0x000F000Fu, kLow, kBias);
+  pairs[3] = fma_pair(upper & 0x00F000F0u, kHigh, kBias);
+}
+
+// A unit of weights: of rows lane / 4 + 8 i four pairs. `rest`: what rounding the products of codes
+// and scales took from them; only of Packed<false>.
+template <class M>
+struct Weights {
+  std::uint32_t w[4][4], rest[4][4];
+};
+__device__ inline std::uint32_t word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+__device__ inline void take(const Scales<Dense>&, int, const uint4 (&pieces)[4],
+                            Weights<Dense>& out) {
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    a[i] =
-        *reinterpret_cast<const uint4*>(stage + (g + 8 * i) * kSegment + piece(g, c * 4 + t) * 16);
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    if (j > 0 && j * 8 >= count) break;
-    std::uint32_t b[kPieces<X>][4];
-    pairs<false>(x[j], b);
-#pragma unroll
-    for (int p = 0; p < kPieces<X>; ++p) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        mma(sum[i][j], a[2 * i].x, a[2 * i + 1].x, a[2 * i].y, a[2 * i + 1].y, b[p][0], b[p][1]);
-        mma(sum[i][j], a[2 * i].z, a[2 * i + 1].z, a[2 * i].w, a[2 * i + 1].w, b[p][2], b[p][3]);
-      }
-    }
-  }
+    for (int j = 0; j < 4; ++j) out.w[i][j] = word_of(pieces[i], j);
 }
-template <int kCount, class X, bool kRounded>
-__device__ void step(Packed<kRounded>, int c, const std::byte* stage,
-                     const std::uint32_t (&scales)[4], const Eight<X> (&x)[kCount], int count,
-                     int lane, float (&sum)[2][kCount][4]) {
-  const int g = lane / 4, t = lane % 4;
-  std::uint32_t a[4][4];  // of rows g + 8 i
-  float scale[4];
+template <bool kRounded>
+__device__ void take(const Scales<Packed<kRounded>>& scales, int unit, const uint4 (&pieces)[4],
+                     Weights<Packed<kRounded>>& out) {
+  constexpr std::uint32_t kMinusZero = 0x80008000u;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(
-        stage + (g + 8 * i) * kSegment + piece(g, c) * 16 + t * 4);
+    const std::uint32_t scale = __byte_perm(scales.now[i], 0, unit < 4 ? 0x1010 : 0x3232);
+    std::uint32_t codes[4];
+    codes_of(word_of(pieces[i], unit % 4), codes);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) a[i][j] = code_pair(word, j);
-    if constexpr (kRounded) {
-      const std::uint32_t both = __byte_perm(scales[i], 0, c % 2 == 0 ? 0x1010 : 0x3232);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) a[i][j] = times(a[i][j], both);
-    } else {
-      scale[i] = __uint_as_float(c % 2 == 0 ? scales[i] << 16 : scales[i] & 0xFFFF0000u);
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    if (j > 0 && j * 8 >= count) break;
-    std::uint32_t b[kPieces<X>][4];
-    pairs<true>(x[j], b);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float part[4] = {};  // not rounded: one group's codes are summed, then scaled
-      float (&to)[4] = kRounded ? sum[i][j] : part;
-#pragma unroll
-      for (int p = 0; p < kPieces<X>; ++p) {
-        mma(to, a[2 * i][0], a[2 * i + 1][0], a[2 * i][1], a[2 * i + 1][1], b[p][0], b[p][1]);
-        mma(to, a[2 * i][2], a[2 * i + 1][2], a[2 * i][3], a[2 * i + 1][3], b[p][2], b[p][3]);
-      }
-      if constexpr (!kRounded) {
-#pragma unroll
-        for (int v = 0; v < 4; ++v) sum[i][j][v] += scale[2 * i + v / 2] * part[v];
-      }
+    for (int j = 0; j < 4; ++j) {
+      out.w[i][j] = fma_pair(codes[j], scale, kMinusZero);
+      if constexpr (!kRounded) out.rest[i][j] = fma_pair(codes[j], scale, minus(out.w[i][j]));
     }
   }
 }
 
 // done(row, column, first tile's sum, second tile's sum) for each of the 16 rows of the tiles and
-// each activation row. kCount: tiles of 8 activation rows.
-template <int kCount, class X, class M, class Done>
+// each activation row. kCount: tiles of 8 activation rows. wait() is called before x is read.
+template <int kCount, class X, class M, class Wait, class Done>
 __device__ void multiply(const Pair<M>& w, const X* x, const Crowd& crowd, const Shared& shared,
-                         Done&& done) {
-  const int lane = static_cast<int>(threadIdx.x % kLanes);
+                         Wait&& wait, Done&& done) {
+  using R = Rows<M, kCount, X>;
+  const int lane = static_cast<int>(threadIdx.x % kLanes), g = lane / 4, t = lane % 4;
   const int warp = static_cast<int>(threadIdx.x / kLanes);
   std::byte* ring = shared.ring + warp * kStages * kStageBytes;
   const int segments = (w.n + M::kColumns - 1) / M::kColumns;
-  // Lane r has the scales of row r of the 32, a segment ahead.
-  uint4 scales{}, next{};
-  [[maybe_unused]] const __nv_bfloat16* row_scales = nullptr;
+  const int first = w.whole ? 0 : warp, stride = w.whole ? 1 : kWarps;
+  const Stream<M> stream(w, lane);
+  Scales<M> scales(w, lane);
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
-    const int segment = warp + i * kWarps;
-    if (segment < segments) fetch(w, segment, ring + i * kStageBytes, lane);
-    commit();
+    const int segment = first + i * stride;
+    if (segment < segments) stream.fetch(segment, ring + i * kStageBytes);
+    commit_copies();
   }
-  if constexpr (M::kPacked) {
-    const bool low = lane < kRows;
-    const int r = min(lane % kRows, (low ? w.rows[0] : w.rows[1]) - 1);
-    row_scales = (low ? w.m[0].scales : w.m[1].scales) +
-                 ((low ? w.first[0] : w.first[1]) + r) * (w.n >> w.m[0].group_log2);
-    next = load_scales(row_scales, w.n, w.m[0].group_log2, warp);
-  }
+  scales.load(first);
   if (static_cast<int>(threadIdx.x) < crowd.count) {
     shared.rows[threadIdx.x] = crowd.row;
     shared.slots[threadIdx.x] = crowd.slot;
   }
+  wait();
   __syncthreads();
-  Rows<kCount, X> rows{{}, w.n - 8};
+  R rows;
+  rows.count = crowd.count;
+  rows.last = w.n - 8;
 #pragma unroll
   for (int j = 0; j < kCount; ++j)
-    rows.row[j] = x + shared.rows[min(j * 8 + lane / 4, crowd.count - 1)] * crowd.stride;
-  constexpr int kSteps = M::kColumns / 32, kAtOnce = kBatch<kSteps, kCount, X>;
+    rows.row[j] = x + shared.rows[min(j * 8 + g, crowd.count - 1)] * crowd.stride;
+  if constexpr (R::kAhead) rows.load(first, 0, lane);
   float sum[2][kCount][4] = {};
   int stage = 0;
-  for (int segment = warp; segment < segments; segment += kWarps) {
-    const int later = segment + (kStages - 1) * kWarps;
+  for (int segment = first; segment < segments; segment += stride) {
+    const int later = segment + (kStages - 1) * stride;
     const int free = stage == 0 ? kStages - 1 : stage - 1;
-    if (later < segments) fetch(w, later, ring + free * kStageBytes, lane);
-    commit();
-    if constexpr (M::kPacked) {
-      scales = next;
-      next = load_scales(row_scales, w.n, w.m[0].group_log2, segment + kWarps);
-    }
-    Eight<X> batch[kAtOnce][kCount];
-    load_batch(rows, segment * M::kColumns + lane % 4 * 8, batch);
-    wait_for_all_but<kStages - 1>();
+    if (later < segments) stream.fetch(later, ring + free * kStageBytes);
+    commit_copies();
+    scales.advance();
+    scales.load(segment + stride);
+    wait_copies_but<kStages - 1>();
     __syncwarp();
-    const std::uint32_t mine[4] = {scales.x, scales.y, scales.z, scales.w};
-    std::uint32_t two[4] = {};
+    uint4 pieces[4];  // of rows g + 8 i
 #pragma unroll
-    for (int c = 0; c < kSteps; ++c) {
-      if (c > 0 && c % kAtOnce == 0)
-        load_batch(rows, segment * M::kColumns + lane % 4 * 8 + c * 32, batch);
-      if constexpr (M::kPacked)
-        if (c % 2 == 0)
+    for (int unit = 0; unit < R::kUnits; ++unit) {
+      if (unit % R::kBatch == 0) {
+        if constexpr (R::kAhead) {
+          rows.advance();
+          const bool here = unit + R::kBatch < R::kUnits;
+          rows.load(here ? segment : segment + stride, here ? unit + R::kBatch : 0, lane);
+        } else {
+          rows.load(segment, unit, lane);
+          rows.advance();
+        }
+      }
+      if (!M::kPacked || unit % 4 == 0) {
+        const int at = piece<M>(g, M::kPacked ? 2 * t + unit / 4 : 4 * unit + t) * 16;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) two[i] = __shfl_sync(~0u, mine[c / 2], lane / 4 + 8 * i);
-      step(M{}, c, ring + stage * kStageBytes, two, batch[c % kAtOnce], crowd.count, lane, sum);
+        for (int i = 0; i < 4; ++i)
+          pieces[i] = *reinterpret_cast<const uint4*>(ring + stage * kStageBytes +
+                                                      (g + 8 * i) * kSegment + at);
+      }
+      Weights<M> a;
+      take(scales, unit, pieces, a);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        if (j > 0 && j * 8 >= crowd.count) break;
+        std::uint32_t b[kPieces<X>][4];
+        pairs<M::kPacked>(rows.now[unit % R::kBatch][j], b);
+        // f32 rows: tensor cores cut what they add to a large sum, so each unit has its own.
+        constexpr bool kOwn = sizeof(X) == 4;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float part[4] = {};
+          float (&to)[4] = kOwn ? part : sum[i][j];
+          const auto add = [&](const std::uint32_t (&low)[4], const std::uint32_t (&high)[4]) {
+#pragma unroll
+            for (int p = 0; p < kPieces<X>; ++p) {
+              multiply_add<__nv_bfloat16>(to, {low[0], high[0], low[1], high[1]}, b[p][0], b[p][1]);
+              multiply_add<__nv_bfloat16>(to, {low[2], high[2], low[3], high[3]}, b[p][2], b[p][3]);
+            }
+          };
+          add(a.w[2 * i], a.w[2 * i + 1]);
+          if constexpr (kIsExact<M>) add(a.rest[2 * i], a.rest[2 * i + 1]);
+          if constexpr (kOwn)
+#pragma unroll
+            for (int v = 0; v < 4; ++v) sum[i][j][v] += part[v];
+        }
+      }
     }
     __syncwarp();
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
-  wait_for_all_but<0>();
+  wait_copies();
   // The ring is free: it takes each warp's sums, [warp][tile][tokens / 8][lane][4].
   __syncthreads();
   auto* parts = reinterpret_cast<float4*>(shared.ring);
@@ -360,7 +405,8 @@ __device__ void multiply(const Pair<M>& w, const X* x, const Crowd& crowd, const
                                                               sum[i][j][2], sum[i][j][3]};
   __syncthreads();
   const auto* values = reinterpret_cast<const float*>(parts);
-  for (int i = static_cast<int>(threadIdx.x); i < crowd.count * kRows; i += kThreads) {
+  const int me = w.whole ? lane : static_cast<int>(threadIdx.x);
+  for (int i = me; i < crowd.count * kRows; i += w.whole ? kLanes : kThreads) {
     const int row = i % kRows, column = i / kRows;
     const int at =
         (column / 8 * kLanes + row % 8 * 4 + column % 8 / 2) * 4 + row / 8 * 2 + column % 2;
@@ -369,8 +415,8 @@ __device__ void multiply(const Pair<M>& w, const X* x, const Crowd& crowd, const
     for (int v = 0; v < kWarps; ++v)
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile)
-        both[tile] += values[(v * 2 + tile) * kCount * kLanes * 4 + at];
-    done(row, column, both[0], both[1]);
+        if (!w.whole || v == warp) both[tile] += values[(v * 2 + tile) * kCount * kLanes * 4 + at];
+    done(row, column, both[0] * M::kFactor, both[1] * M::kFactor);
   }
 }
 
