@@ -31,6 +31,9 @@ enum Fault {
   kTargetOfRoot,
   kTokensIn16Bits,
   kTokensThroughF32,
+  kTokenPastVocabRefused,
+  kNegativeTokenRefused,
+  kNegativeTokenEndsList,
   kPredictsEverywhere,
   kPredictsWithoutLast,
   kPredictsByStep,
@@ -165,6 +168,10 @@ void run(Call& c, int fault) {
             if (fault == kCountOneLess) --most;
             if (read > most) return fault == kCycleIsCapacity ? kdtr::kCapacity : kdtr::kBadLinks;
             int compared = tokens[at(child)];
+            if ((fault == kTokenPastVocabRefused && compared >= vocab) ||
+                (fault == kNegativeTokenRefused && compared < 0))
+              return kdtr::kBadInput;
+            if (fault == kNegativeTokenEndsList && compared < 0) break;
             if (fault == kTargetOfChild) compared = want(child);
             bool equal = compared == wanted;
             if (fault == kTokensIn16Bits) equal = (compared & 0xFFFF) == (wanted & 0xFFFF);
@@ -265,6 +272,9 @@ KDTR_MUTANTS({"tree_accept@1",
                {"target_of_root", "every node is matched against the root's target"},
                {"tokens_in_16_bits", "tokens are compared in 16 bits"},
                {"tokens_through_f32", "tokens are compared as f32"},
+               {"token_past_vocab_refused", "a draft token past the vocabulary is bad input"},
+               {"negative_token_refused", "a negative draft token is bad input"},
+               {"negative_token_ends_list", "a negative draft token ends the sibling list"},
                {"predicts_everywhere", "predicts is filled off the path"},
                {"predicts_without_last", "predicts misses the bonus"},
                {"predicts_by_step", "predicts is indexed by step, not by node"},

@@ -40,21 +40,32 @@ enum Fault {
   kFirstChildIsLast,
   kSiblingLinkAcrossParents,
   kMinusInfPushed,
+  kLeastIsAbsent,
   kMinusInfRejected,
   kOnlyPoppedValidated,
   kFirstRowValidated,
   kFirst16RowsValidated,
   kFirst32RowsValidated,
   kNanAccepted,
+  kNanPast64Accepted,
   kPositiveAccepted,
   kAscendingAccepted,
+  kAscendingPast64Accepted,
+  kAscendingBetweenTilesAccepted,
   kDuplicatesAccepted,
   kDuplicatesByLowBits,
   kNegativeIdsAccepted,
+  kNegativeIdsPast64Accepted,
+  kIdsBelowMinus1Accepted,
+  kSmallestIdAccepted,
   kAbsentIdsValidated,
   kTiedIdsMustAscend,
   kRootTokenUnchecked,
+  kRootsBelowMinus1Accepted,
+  kSmallestRootAccepted,
   kPrefixUnchecked,
+  kPrefixesBelowMinus1Accepted,
+  kSmallestPrefixAccepted,
   kBadRequestSpoilsRest,
   kBadRequestUnwritten,
   kPadsZero,
@@ -62,6 +73,7 @@ enum Fault {
   kNodesIsBudget,
   kSixtyFourNodes,
   kRankLimit31,
+  kRankLimit256,
   kRowStride64,
   kIdsCutTo16Bits,
   kIdsThroughF32,
@@ -139,8 +151,17 @@ void run(Call& c, int fault) {
     const auto at = [&](int i) { return static_cast<std::int64_t>(r) * slots + i; };
 
     bool bad = false;
-    if (root_token[r] < 0 && fault != kRootTokenUnchecked) bad = true;
-    if (fault != kPrefixUnchecked && (prefix_len[r] < 0 || prefix_len[r] > 0x7FFFFFFF - rows))
+    const auto negative = [&](int x, int below_minus_1, int smallest) {
+      if ((fault == below_minus_1 && x < -1) || (fault == smallest && x == -0x7FFFFFFF - 1))
+        return false;
+      return x < 0;
+    };
+    if (negative(root_token[r], kRootsBelowMinus1Accepted, kSmallestRootAccepted) &&
+        fault != kRootTokenUnchecked)
+      bad = true;
+    if (fault != kPrefixUnchecked &&
+        (negative(prefix_len[r], kPrefixesBelowMinus1Accepted, kSmallestPrefixAccepted) ||
+         prefix_len[r] > 0x7FFFFFFF - rows))
       bad = true;
     int checked_rows = rows;
     if (fault == kFirstRowValidated) checked_rows = std::min(rows, 1);
@@ -152,15 +173,21 @@ void run(Call& c, int fault) {
         std::set<int> seen;
         for (int k = 0; k < checked_columns; ++k) {
           const double x = lp(d, k);
-          if (x != x && fault != kNanAccepted) bad = true;
+          const bool far = k >= 64;
+          if (x != x && fault != kNanAccepted && !(fault == kNanPast64Accepted && far)) bad = true;
           if (x > 0 && fault != kPositiveAccepted) bad = true;
-          if (k > 0 && x > lp(d, k - 1) && fault != kAscendingAccepted) bad = true;
+          if (k > 0 && x > lp(d, k - 1) && fault != kAscendingAccepted &&
+              !(fault == kAscendingPast64Accepted && far) &&
+              !(fault == kAscendingBetweenTilesAccepted && k % 32 == 0))
+            bad = true;
           if (k > 0 && x == lp(d, k - 1) && id(d, k) < id(d, k - 1) && x != minus_inf &&
               fault == kTiedIdsMustAscend)
             bad = true;
           if (x == minus_inf && fault == kMinusInfRejected) bad = true;
           if (x == minus_inf && fault != kAbsentIdsValidated) continue;
-          if (id(d, k) < 0 && fault != kNegativeIdsAccepted) bad = true;
+          if (negative(id(d, k), kIdsBelowMinus1Accepted, kSmallestIdAccepted) &&
+              fault != kNegativeIdsAccepted && !(fault == kNegativeIdsPast64Accepted && far))
+            bad = true;
           const int low = fault == kDuplicatesByLowBits ? id(d, k) & 0xFFFF : id(d, k);
           if (!seen.insert(low).second && fault != kDuplicatesAccepted) bad = true;
         }
@@ -183,6 +210,7 @@ void run(Call& c, int fault) {
       const auto push = [&](double weight, std::vector<int> ranks, int parent) {
         const int d = static_cast<int>(ranks.size()) - 1, k = ranks.back();
         if (lp(d, k) == minus_inf && fault != kMinusInfPushed) return;
+        if (lp(d, k) < -1e30 && fault == kLeastIsAbsent) return;
         if (fault == kF32Weights) weight = static_cast<double>(static_cast<float>(weight));
         frontier.push_back({weight, std::move(ranks), parent, serial++, id(d, k)});
       };
@@ -207,7 +235,9 @@ void run(Call& c, int fault) {
         popped.push_back(taken);
         push_child(static_cast<int>(popped.size()) - 1);
         const int d = static_cast<int>(taken.ranks.size()) - 1, k = taken.ranks.back();
-        const int last = fault == kRankLimit31 ? std::min(columns, 31) : columns;
+        int last = columns;
+        if (fault == kRankLimit31) last = std::min(columns, 31);
+        if (fault == kRankLimit256) last = std::min(columns, 256);
         if (k + 1 >= last) continue;
         if (fault == kDepthLimitIgnoresLastSibling && d + 1 == rows) continue;
         std::vector<int> ranks = taken.ranks;
@@ -322,21 +352,32 @@ KDTR_MUTANTS({"tree_build@1",
                {"first_child_is_last", "next_token is the last child"},
                {"sibling_link_across_parents", "next_sibling joins nodes of one depth"},
                {"minus_inf_pushed", "absent candidates become nodes"},
+               {"least_is_absent", "a log-prob below -1e30 is an absent candidate"},
                {"minus_inf_rejected", "an absent candidate is bad input"},
                {"only_popped_validated", "entries past the budget are not validated"},
                {"first_row_validated", "only the first depth is validated"},
                {"first_16_rows_validated", "rows of depths past 16 are not checked"},
                {"first_32_rows_validated", "rows of depths past 32 are not checked"},
                {"nan_accepted", "NaN passes validation"},
+               {"nan_past_64_accepted", "NaN past rank 64 passes validation"},
                {"positive_accepted", "a log-prob above 0 passes validation"},
                {"ascending_accepted", "an ascending row passes validation"},
+               {"ascending_past_64_accepted", "a row that ascends past rank 64 passes validation"},
+               {"ascending_between_tiles_accepted", "entries 31 and 32 are not compared"},
                {"duplicates_accepted", "a repeated id passes validation"},
                {"duplicates_by_low_bits", "ids count as repeated when their low 16 bits are"},
                {"negative_ids_accepted", "a negative id passes validation"},
+               {"negative_ids_past_64_accepted", "a negative id past rank 64 passes validation"},
+               {"ids_below_minus_1_accepted", "a negative id other than -1 passes validation"},
+               {"smallest_id_accepted", "the smallest integer passes for an id"},
                {"absent_ids_validated", "ids of absent candidates are validated"},
                {"tied_ids_must_ascend", "tied entries in descending id order are bad input"},
                {"root_token_unchecked", "a negative root token passes"},
+               {"roots_below_minus_1_accepted", "a negative root token other than -1 passes"},
+               {"smallest_root_accepted", "the smallest integer passes for a root token"},
                {"prefix_unchecked", "a prefix_len out of range passes"},
+               {"prefixes_below_minus_1_accepted", "a negative prefix_len other than -1 passes"},
+               {"smallest_prefix_accepted", "the smallest integer passes for a prefix_len"},
                {"bad_request_spoils_rest", "every request after a bad one is bad"},
                {"bad_request_unwritten", "outputs of a bad request are left as they were"},
                {"pads_zero", "pads are 0 instead of -1"},
@@ -344,6 +385,7 @@ KDTR_MUTANTS({"tree_build@1",
                {"nodes_is_budget", "n_nodes is B + 1 when candidates run out"},
                {"sixty_four_nodes", "at most 64 nodes besides the root"},
                {"rank_limit_31", "ranks stop at 30"},
+               {"rank_limit_256", "ranks stop at 255"},
                {"row_stride_64", "rows wider than 64 are read as if 64 apart"},
                {"ids_cut_to_16_bits", "ids pass through a 16-bit field"},
                {"ids_through_f32", "ids pass through f32"},

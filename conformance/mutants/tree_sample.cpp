@@ -41,6 +41,13 @@ enum Fault {
   kNodesPast64,
   kCoinsPast32,
   kThresholdsInF32,
+  kAccInF32,
+  kRunningSumInF32,
+  kTotalInF32,
+  kMarkInF32,
+  kSmallChildRefused,
+  kSmallResidualIsNone,
+  kDenormalIsNone,
   kSiblingOrderByIndex,
   kGreedyChild,
   kDrawNotPredicted,
@@ -49,14 +56,20 @@ enum Fault {
   kNanProbability,
   kNegativeProbability,
   kInfiniteProbability,
+  kNanPast1024,
+  kNegativePast1024,
+  kInfinitePast1024,
   kCoinUnchecked,
   kFinalCoinUnchecked,
   kUnusedCoinsChecked,
   kUnreadRowsChecked,
   kTokenUnchecked,
   kOutOfRangeEndsWalk,
+  kChildMustFollowParent,
   kCountUnbounded,
   kDepthClipped,
+  kDepthLimit0Clipped,
+  kDepthLimit0NotWalked,
   kInactiveDraws,
   kNegativeIsInactive,
   kNodesIn16Bits,
@@ -65,6 +78,8 @@ enum Fault {
   kFirstRequestCoins,
   kLastRequestSkipped,
 };
+
+double in_f32(double x) { return static_cast<double>(static_cast<float>(x)); }
 
 void run(Call& c, int fault) {
   const auto limit = static_cast<int>(c.attr_int("L"));
@@ -87,16 +102,16 @@ void run(Call& c, int fault) {
   if (fault == kThresholdAccIgnored) threshold_acc = 1;
   if (fault == kThresholdAccMultiplied) threshold_acc = 1 / threshold_acc;
   if (fault == kThresholdSingleIgnored) threshold_single = 2;
-  if (fault == kThresholdsInF32)
-    threshold_single = static_cast<double>(static_cast<float>(threshold_single));
+  if (fault == kThresholdsInF32) threshold_single = in_f32(threshold_single);
 
   for (int r = 0; r < requests; ++r) {
     if (fault == kLastRequestSkipped && requests > 1 && r == requests - 1) continue;
     const auto at = [&](int i) { return static_cast<std::int64_t>(r) * slots + i; };
     const auto p_of = [&](int node, int id) {
       const int from = fault == kFirstRequestProbs ? 0 : r;
-      return static_cast<double>(
-          probs[(static_cast<std::int64_t>(from) * slots + node) * vocab + id]);
+      const auto p =
+          static_cast<double>(probs[(static_cast<std::int64_t>(from) * slots + node) * vocab + id]);
+      return fault == kDenormalIsNone && p > 0 && p < 0x1p-126 ? 0 : p;
     };
     const auto coin_of = [&](int k) {
       const int from = fault == kFirstRequestCoins ? 0 : r;
@@ -136,11 +151,13 @@ void run(Call& c, int fault) {
         int accepted = -1;
         std::vector<int> order;
         int child = nodes == 0 ? -1 : next_token[at(cur)];
+        if (fault == kDepthLimit0NotWalked && limit == 0) child = -1;
         while (child != -1) {
           if (child < 1 || child >= nodes) {
             if (fault == kOutOfRangeEndsWalk) break;
             return kdtr::kBadLinks;
           }
+          if (fault == kChildMustFollowParent && child <= cur) return kdtr::kBadLinks;
           if (fault == kSiblingsPast32 && tried.size() >= 32) break;
           if (fault == kNodesPast64 && child >= 64) break;
           ++read;
@@ -167,6 +184,7 @@ void run(Call& c, int fault) {
           const double p = p_of(cur, token);
           if (!good(p) || (!unit(coin) && fault != kCoinUnchecked)) return kdtr::kBadInput;
           acc = fault == kAccNotSummed ? p : acc + p;
+          if (fault == kAccInF32) acc = in_f32(acc);
           double edge = acc / threshold_acc;
           if (fault == kThresholdsInF32)
             edge = static_cast<double>(static_cast<float>(acc) / static_cast<float>(threshold_acc));
@@ -175,6 +193,7 @@ void run(Call& c, int fault) {
           yes = yes || (fault == kThresholdSingleStrict
                             ? p > threshold_single
                             : p >= threshold_single && (p > 0 || fault == kZeroMassBySingle));
+          if (fault == kSmallChildRefused && p < 1e-6) yes = false;
           if (yes) {
             accepted = candidate;
             break;
@@ -202,7 +221,9 @@ void run(Call& c, int fault) {
         }
         if (accepted >= 0) {
           if (depth + 1 > limit) {
-            if (fault != kDepthClipped) return kdtr::kCapacity;
+            const bool clipped =
+                fault == kDepthClipped || (fault == kDepthLimit0Clipped && limit == 0);
+            if (!clipped) return kdtr::kCapacity;
           } else {
             emitted.push_back(tokens[at(accepted)]);
             path.push_back(accepted);
@@ -220,8 +241,12 @@ void run(Call& c, int fault) {
         if (fault == kDrawFromRoot) from = 0;
         std::vector<double> residual(static_cast<std::size_t>(vocab));
         for (int id = 0; id < vocab; ++id) {
-          if (!good(p_of(from, id))) return kdtr::kBadInput;
-          residual[static_cast<std::size_t>(id)] = p_of(from, id);
+          const double p = p_of(from, id);
+          const bool passes = id >= 1024 && ((fault == kNanPast1024 && p != p) ||
+                                             (fault == kNegativePast1024 && p < 0) ||
+                                             (fault == kInfinitePast1024 && p == kdtr::kInf));
+          if (!passes && !good(p)) return kdtr::kBadInput;
+          residual[static_cast<std::size_t>(id)] = passes ? 0 : p;
         }
         for (std::size_t i = 0; i < tried.size(); ++i) {
           if (fault == kResidualKept) break;
@@ -232,7 +257,8 @@ void run(Call& c, int fault) {
         const int seen = fault == kTileOfVocab ? std::min(vocab, 1024) : vocab;
         double total = 0;
         for (int id = 0; id < seen; ++id) total += residual[static_cast<std::size_t>(id)];
-        if (!(total > 0)) {
+        if (fault == kTotalInF32) total = in_f32(total);
+        if (!(total > (fault == kSmallResidualIsNone ? 1e-6 : 0))) {
           if (fault == kEmptyResidualIsLastId && vocab > 0) {
             emitted.push_back(vocab - 1);
             return kdtr::kOk;
@@ -240,6 +266,7 @@ void run(Call& c, int fault) {
           return kdtr::kBadInput;
         }
         double mark = coin * total;
+        if (fault == kMarkInF32) mark = in_f32(mark);
         if (fault == kTotalNotUsed) mark = coin;
         if (fault == kTotalIsOneMinusAcc) mark = coin * (1 - acc);
         int drawn = -1, last = -1;
@@ -248,6 +275,7 @@ void run(Call& c, int fault) {
           const int id = fault == kDrawDescending ? seen - 1 - k : k;
           const double p = residual[static_cast<std::size_t>(id)];
           running += p;
+          if (fault == kRunningSumInF32) running = in_f32(running);
           if (p > 0) last = id;
           if (fault == kInclusiveDraw ? running >= mark : running > mark) {
             drawn = id;
@@ -320,6 +348,13 @@ KDTR_MUTANTS({"tree_sample@1",
                {"nodes_past_64", "nodes from 64 on are not found"},
                {"coins_past_32", "coins of depths past 32 are those of depth 32"},
                {"thresholds_in_f32", "thresholds and the quotient by them are f32"},
+               {"acc_in_f32", "acc is an f32"},
+               {"running_sum_in_f32", "the running sum of a draw is an f32"},
+               {"total_in_f32", "the total of a draw is an f32"},
+               {"mark_in_f32", "final_coin times the total is an f32"},
+               {"small_child_refused", "a child of less than 1e-6 is never accepted"},
+               {"small_residual_is_none", "a residual below 1e-6 is taken for none"},
+               {"denormal_is_none", "denormal probabilities are flushed to 0"},
                {"sibling_order_by_index", "siblings are tried by index"},
                {"greedy_child", "siblings are tried by probability"},
                {"draw_not_predicted", "predicts misses the draw"},
@@ -328,14 +363,20 @@ KDTR_MUTANTS({"tree_sample@1",
                {"nan_probability", "NaN passes for a probability"},
                {"negative_probability", "a negative probability passes"},
                {"infinite_probability", "an infinite probability passes"},
+               {"nan_past_1024", "NaN past id 1,024 is no mass"},
+               {"negative_past_1024", "a negative probability past id 1,024 is no mass"},
+               {"infinite_past_1024", "an infinite probability past id 1,024 is no mass"},
                {"coin_unchecked", "a coin outside [0, 1) passes"},
                {"final_coin_unchecked", "a final coin outside [0, 1) passes"},
                {"unused_coins_checked", "coins that the walk does not use are checked"},
                {"unread_rows_checked", "rows that the walk does not read are checked"},
                {"token_unchecked", "a child whose token is out of range is passed over"},
                {"out_of_range_ends_walk", "a link out of range ends the list"},
+               {"child_must_follow_parent", "a child must have a greater index than its parent"},
                {"count_unbounded", "more links than a tree has may be read"},
                {"depth_clipped", "a path longer than L draws instead"},
+               {"depth_limit_0_clipped", "an accepted child draws instead where L is 0"},
+               {"depth_limit_0_not_walked", "children are not tried where L is 0"},
                {"inactive_draws", "n_nodes 0 draws from the root's row"},
                {"negative_is_inactive", "a negative n_nodes is an inactive request"},
                {"nodes_in_16_bits", "n_nodes passes through a 16-bit field"},

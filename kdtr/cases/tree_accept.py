@@ -559,6 +559,14 @@ def _edges() -> Iterator[Case]:
         kills=("tokens_in_16_bits", "tokens_through_f32"),
     )
     yield Case(
+        "sibling_tokens_out_of_range",
+        "Draft tokens outside 0..V-1 refused, or taken for a list's end: they match no target.",
+        lambda: _inputs([_bush([t, 8]).follow([0, 2], 6) for t in (VOCAB, -1, -(2**31))]),
+        _attrs(2),
+        family="extreme",
+        kills=("token_past_vocab_refused", "negative_token_refused", "negative_token_ends_list"),
+    )
+    yield Case(
         "no_vocabulary",
         "V = 0: every target is out of range.",
         lambda: _inputs([_chain(3, 2), Tree([], []), _chain(1, 0, 0)]),

@@ -16,6 +16,7 @@ from kdtr.reference import tree_build as ref
 
 Array = NDArray[Any]
 INF = np.inf
+LEAST = -3.4028234663852886e38
 
 
 def _ids(seed: int, shape: tuple[int, ...], vocab_bits: int = 15) -> Array:
@@ -87,7 +88,7 @@ def _same(row: Sequence[float], depth: int) -> Arrays:
 
 
 def _with(change: Callable[[dict[str, Array]], None], requests: int = 3) -> Arrays:
-    """A batch of good requests of which `change` spoils or bends the middle one."""
+    """A batch of good requests of which `change` spoils or bends some, often the middle one."""
     good = dict(_random(61, (requests, 3, 6)))
     inputs = {name: array.copy() for name, array in good.items()}
     change(inputs)
@@ -105,12 +106,21 @@ def _repeat_id(inputs: dict[str, Array]) -> None:
     inputs["ids"][1, 2, 5] = inputs["ids"][1, 2, 1]
 
 
-def _far_repeat() -> Arrays:
-    inputs = dict(_random(48, (1, 1, 1024), 0.01, 0.001))
-    ids = inputs["ids"].copy()
-    ids[0, 0, 1023] = ids[0, 0, 0]
-    inputs["ids"] = ids
+def _bad_far_entries() -> Arrays:
+    """Rows of 1,024 of which an entry is wrong: the last one, or one that ascends at 512."""
+    inputs = {name: a.copy() for name, a in _random(48, (4, 1, 1024), 0.01, 0.001).items()}
+    inputs["ids"][0, 0, 1023] = inputs["ids"][0, 0, 0]
+    inputs["ids"][1, 0, 1023] = -1
+    inputs["logprobs"][2, 0, 1023] = np.nan
+    inputs["logprobs"][3, 0, 512] = inputs["logprobs"][3, 0, 511] + 2.0**-17
     return inputs
+
+
+def _far_below_zero(inputs: dict[str, Array]) -> None:
+    for r, value in enumerate((-7, -(2**31))):
+        inputs["ids"][r, 2, 5] = value
+        inputs["root_token"][2 + r] = value
+        inputs["prefix_len"][4 + r] = value
 
 
 def _tie_ids_descending(inputs: dict[str, Array]) -> None:
@@ -542,9 +552,18 @@ def _weights() -> Iterator[Case]:
         kills=("negative_zero_weight",),
     )
     yield Case(
+        "largest_logprobs_first",
+        "Log-probs below -1e30 taken for absent ones.",
+        lambda: _inputs([[[LEAST, -INF], [-0.25, LEAST]], [[-0.5, LEAST], [LEAST, LEAST]]]),
+        _attrs(6),
+        family="extreme",
+        flags=("tie",),
+        kills=("least_is_absent",),
+    )
+    yield Case(
         "largest_and_smallest_logprobs",
         "Weights that overflow f32 or flush denormals.",
-        lambda: _inputs([[[-(2.0**-149), -(2.0**-126), -3.4028234663852886e38]] * 4]),
+        lambda: _inputs([[[-(2.0**-149), -(2.0**-126), LEAST]] * 4]),
         _attrs(20),
         family="extreme",
         kills=("f32_weights",),
@@ -617,14 +636,14 @@ def _sizes() -> Iterator[Case]:
         tier="full",
     )
     yield Case(
-        "ranks_past_31",
-        "Ranks held in five bits, or in a lane of one warp: the root has 96 children, all there "
-        "are.",
-        partial(_random, 47, (1, 1, 96), 0.01, 0.002),
-        _attrs(100),
+        "ranks_past_256",
+        "Ranks held in five or eight bits, or in a lane of one warp: the root has 258 children, "
+        "all there are.",
+        partial(_random, 47, (1, 1, 258), 0.01, 0.002),
+        _attrs(258),
         family="random",
         seed=47,
-        kills=("rank_limit_31",),
+        kills=("rank_limit_31", "rank_limit_256"),
     )
     yield Case(
         "candidates_1024",
@@ -636,14 +655,22 @@ def _sizes() -> Iterator[Case]:
         kills=("rank_limit_31",),
     )
     yield Case(
-        "candidates_1024_repeated_id",
-        "An id that is repeated 1023 places later: a search among neighbours, or a full table.",
-        _far_repeat,
+        "candidates_1024_bad",
+        "Entries of a row of 1,024 not checked, or not against all others: a search among "
+        "neighbours, a full table, a loop over a part of the row, or tiles that are not compared.",
+        _bad_far_entries,
         _attrs(4),
         kind="NEG",
         family="random",
         seed=48,
-        kills=("duplicates_accepted", "only_popped_validated"),
+        kills=(
+            "duplicates_accepted",
+            "negative_ids_past_64_accepted",
+            "nan_past_64_accepted",
+            "ascending_past_64_accepted",
+            "ascending_between_tiles_accepted",
+            "only_popped_validated",
+        ),
     )
     yield Case(
         "depth_64",
@@ -861,6 +888,24 @@ def _bad_inputs() -> Iterator[Case]:
             flags=("ragged",),
             kills=(*kills, "bad_request_spoils_rest", "bad_request_unwritten"),
         )
+    yield Case(
+        "bad_far_below_zero",
+        "Only -1 taken for negative, or the smallest integer not: ids, roots and prefix lengths.",
+        partial(_with, _far_below_zero, 7),
+        _attrs(3),
+        kind="NEG",
+        family="extreme",
+        seed=61,
+        flags=("ragged",),
+        kills=(
+            "ids_below_minus_1_accepted",
+            "smallest_id_accepted",
+            "roots_below_minus_1_accepted",
+            "smallest_root_accepted",
+            "prefixes_below_minus_1_accepted",
+            "smallest_prefix_accepted",
+        ),
+    )
     yield Case(
         "bad_among_good",
         "A bad request that spoils its neighbours: six of nine are bad, each in another way.",

@@ -81,6 +81,32 @@ def _any_byte() -> Arrays:
     return inputs
 
 
+def _any_mask() -> Arrays:
+    """Masks that are no ancestors': a bush, 32 of 48 nodes, a chain, and one depth that is bad."""
+    trees = [-1, *[0] * 47], _tree(57, 32), [-1, *range(35)], _tree(58, 48)
+    inputs = _edit(_batch(trees, (3, 0, 16, 0)), depths=((3, 47), 0))
+    drawn = numerics.integers(58, inputs["visible"].shape, -256, 256)
+    return {**inputs, "visible": np.maximum(drawn, 0).astype(np.uint8)}
+
+
+def _far_faults() -> Arrays:
+    """A fault in each of 14 requests, most of them integers that are more than one off."""
+    least = -(2**31)
+    inputs = {name: a.copy() for name, a in _random(59, (7,) * 14, (3,) * 14).items()}
+    for r, value in enumerate((-7, least)):
+        inputs["n_nodes"][r] = value
+        inputs["prefix_len"][2 + r] = value
+        inputs["parents"][4 + r, 3] = value
+    inputs["n_nodes"][6] = 7 + 2**16
+    inputs["parents"][7, 0] = -2
+    inputs["depths"][8] -= 1
+    inputs["parents"][9, 1] = 1
+    inputs["parents"][10, 6] = 6
+    inputs["depths"][11, 6] -= 1
+    inputs["depths"][12, 6] += 2**16
+    return inputs
+
+
 def _two_errors() -> Arrays:
     """Requests with two faults each, among them room that is too small from request 3 on."""
     inputs = _edit(
@@ -318,6 +344,32 @@ def _layouts() -> Iterator[Case]:
         kills=("byte_values_copied",),
     )
 
+    yield _case(
+        "any_mask",
+        "Masks taken from the parents, or for granted: a node that sees itself, the root, nothing "
+        "after it. Rows of more than 32 bytes reduced to their lowest bits, or read past n_nodes; "
+        "levels, children and depths past the 32nd left out.",
+        _any_mask,
+        family="random",
+        seed=58,
+        flags=("ragged",),
+        kills=(
+            "visible_from_parents",
+            "self_always_visible",
+            "root_always_visible",
+            "later_nodes_hidden",
+            "low_bits_of_wide_rows",
+            "columns_to_word_end",
+            "wide_rows_past_nodes",
+            "wide_padded_rows_blind",
+            "words_past_nodes_unwritten",
+            "word_before_n_nodes_lost",
+            "bfs_levels_past_32",
+            "bfs_children_past_32",
+            "depths_past_32_unchecked",
+        ),
+    )
+
 
 def _edges() -> Iterator[Case]:
     yield _case(
@@ -355,25 +407,32 @@ def _edges() -> Iterator[Case]:
     )
     yield _case(
         "no_slots",
-        "N = 0: full and packed8 are empty.",
+        "N = 0: full and packed8 are cleared all the same.",
         partial(_batch, [[], []], [4, 7]),
-        null_ok="only indptr and status have elements, and they are 0",
+        spare=13,
+        spare8=5,
+        null_ok="all elements are 0",
+        kills=("no_slots_not_cleared",),
     )
     yield _case(
         "no_requests",
-        "R = 0: indptr still has its 0.",
+        "R = 0: indptr still has its 0, and full and packed8 are cleared.",
         lambda: {k: a[:0] for k, a in _random(63, (5,), (2,)).items()},
-        null_ok="only indptr has an element, and it is 0",
+        spare=13,
+        spare8=5,
+        null_ok="all elements are 0",
+        kills=("no_requests_not_cleared",),
     )
     yield _case(
         "room_to_spare",
-        "Buffers larger than the batch, whose tail is cleared.",
-        partial(_random, 64, (5, 4), (3, 6)),
-        spare=77,
-        spare8=13,
+        "Buffers larger than the batch, whose tail is cleared to its end though the last request "
+        "fails.",
+        lambda: _edit(_random(64, (5, 4), (3, 6)), n_nodes=((1,), 6)),
+        spare=1_077,
+        spare8=1_041,
         family="random",
         seed=64,
-        kills=("tail_unwritten",),
+        kills=("tail_unwritten", "tail_of_1024", "tail_cleared_if_ok"),
     )
     yield _case(
         "long_prefix",
@@ -537,13 +596,45 @@ def _errors() -> Iterator[Case]:
         kills=("root_unchecked", "failed_masks_kept"),
     )
     yield _case(
-        "bad_link_of_node_100",
-        "Links of nodes past the 64th left unchecked.",
-        lambda: _edit(_random(56, (130,), (5,)), parents=((0, 100), 120)),
+        "bad_far_faults",
+        "Only -1 taken for negative, the smallest integer for none; 16 bits compared; the first or "
+        "the last node not checked; a depth too small.",
+        _far_faults,
+        kind="NEG",
+        family="extreme",
+        seed=59,
+        kills=(
+            "nodes_below_minus_1_inactive",
+            "smallest_nodes_inactive",
+            "prefixes_below_minus_1_pass",
+            "smallest_prefix_passes",
+            "parents_below_minus_1_pass",
+            "smallest_parent_passes",
+            "nodes_in_16_bits",
+            "negative_root_parent_passes",
+            "negative_root_depth_passes",
+            "first_link_unchecked",
+            "last_parent_unchecked",
+            "small_depths_pass",
+            "depths_in_16_bits",
+        ),
+    )
+    yield _case(
+        "bad_parent_of_node_129",
+        "Links of nodes past the 64th or 128th left unchecked, or the room looked at first: full "
+        "and packed8 have no element.",
+        lambda: _edit(_random(56, (130,), (0,)), parents=((0, 129), 129)),
+        spare=-(130**2),
+        spare8=-((130**2 + 7) // 8),
         kind="NEG",
         family="extreme",
         seed=56,
-        kills=("links_past_64_unchecked", "parents_unchecked", "failed_masks_kept"),
+        kills=(
+            "links_past_64_unchecked",
+            "links_past_128_unchecked",
+            "failed_masks_kept",
+            "capacity_before_links",
+        ),
     )
     yield _case(
         "first_error",
@@ -582,16 +673,14 @@ def _errors() -> Iterator[Case]:
     )
     yield _case(
         "prefix_overflows_offsets",
-        "Offsets in 32 bits: prefixes near 2^31 do not fit, and those after them neither.",
-        lambda: _edit(
-            _random(53, (4, 5, 4, 3), (3, 2, 5, 4)),
-            prefix_len=((1,), 2**31 - 1),
-        ),
-        spare=-5 * (2**31 - 1) + 10,
-        spare8=-((5 * (2**31 + 4) + 7) // 8) + 7,
+        "Offsets in 32 bits: long prefixes do not fit, though 2^32 + 4 elements wrap to 4, and "
+        "what comes after them neither, an inactive request among it.",
+        lambda: _random(53, (4, 5, 4, 0), (3, (2**32 + 4) // 5 - 5, 2**31 - 1, 4)),
+        spare=-(2**32 + 4) - 5 * (2**31 + 4) + 45,
+        spare8=-((2**32 + 11) // 8) - (5 * (2**31 + 4) + 7) // 8 + 12,
         kind="NEG",
         family="extreme",
         seed=53,
         flags=("ragged",),
-        kills=("capacity_unchecked",),
+        kills=("capacity_unchecked", "offsets_in_32_bits", "inactive_always_fits"),
     )

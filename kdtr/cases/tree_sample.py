@@ -1,4 +1,4 @@
-"""Cases of `tree_sample`. Probabilities are multiples of 2^-24, so every sum is exact."""
+"""Cases of `tree_sample`. Probabilities are chosen so that every sum is exact in f64."""
 
 from __future__ import annotations
 
@@ -131,6 +131,34 @@ def _last_id(vocab: int) -> Arrays:
     row = np.zeros(vocab)
     row[[0, vocab // 2, vocab - 2, vocab - 1]] = [0.25, 0.25, 0.25, 0.25]
     return _final_coins(row.tolist(), [0.0, 0.25, 0.5, 0.75, 1 - 2.0**-24])
+
+
+def _bad_past_1024() -> Arrays:
+    """Rows of 1,100 ids, of which id 1050 is NaN, negative and infinite."""
+    rows = np.zeros((3, 1100))
+    rows[:, [0, 1099]] = 0.5
+    rows[:, 1050] = NAN, -(2.0**-24), INF
+    return _batch([_tree([-1], [0], [row], [NAN], 0.25) for row in rows])
+
+
+def _small_masses() -> Arrays:
+    """Masses of 2^-50 and 2^-149 alone, then beside large ones, where f32 sums lose them."""
+    small, denormal = 2.0**-50, 2.0**-149
+    draws = (
+        ([0.0, small, 0.0, 0.0], 0.5),
+        ([0.0, 0.0, denormal, 0.0], 0.5),
+        ([0.5, small, 0.5, 0.0], 0.5),
+        ([0.75, small, 0.25, 2.0**-25], 0.75),
+        ([10_485_766 / ONE, 5_242_874 / ONE, 0.0, 0.0], 11_184_817 / ONE),
+    )
+    return _batch(
+        [
+            _two(0.0, 0.5, [1.0, 0.0, small, 0.0]),
+            _two(0.0, 0.5, [0.0, 0.0, denormal, 0.0]),
+            _two(0.5, 0.5, [0.25, small, 0.5, 0.25]),
+            *(_tree([-1], [0], [row], [NAN], coin) for row, coin in draws),
+        ]
+    )
 
 
 def _deep(coins: Sequence[float], final_coin: float = 0.5) -> dict[str, Any]:
@@ -346,7 +374,8 @@ def _walks() -> Iterator[Case]:
     )
     yield Case(
         "sibling_order_is_not_index_order",
-        "Siblings tried by index or by probability instead of by their links.",
+        "Siblings tried by index or by probability instead of by their links, or a child refused "
+        "because its index is below its parent's.",
         lambda: _batch(
             [
                 _tree(
@@ -365,10 +394,12 @@ def _walks() -> Iterator[Case]:
                     0.5,
                     {0: [2, 1, 3]},
                 ),
+                _tree([-1, 2, 0], [9, 1, 2], [QUARTERS] * 3, [0.1, 0.1, NAN], 0.5),
             ]
         ),
-        _attrs(1),
-        kills=("sibling_order_by_index", "greedy_child"),
+        _attrs(2),
+        flags=("ragged",),
+        kills=("sibling_order_by_index", "greedy_child", "child_must_follow_parent"),
     )
     for name, requests, nodes, vocab in (("small", 24, 9, 32), ("wide", 4, 17, 250)):
         yield Case(
@@ -434,6 +465,23 @@ def _draws() -> Iterator[Case]:
             + (("tile_of_vocab",) if vocab > 1024 else ()),
         )
 
+    yield Case(
+        "small_masses",
+        "Masses below 1e-6, or denormal ones, taken for none; acc, the running sum, the total or "
+        "the mark of a draw in f32.",
+        _small_masses,
+        _attrs(2),
+        family="extreme",
+        kills=(
+            "small_child_refused",
+            "small_residual_is_none",
+            "denormal_is_none",
+            "acc_in_f32",
+            "running_sum_in_f32",
+            "total_in_f32",
+            "mark_in_f32",
+        ),
+    )
     yield Case(
         "vocab_50001",
         "Ids past 32,768 left out of the draw.",
@@ -506,6 +554,14 @@ def _edges() -> Iterator[Case]:
         kind="NEG",
         flags=("ragged",),
         kills=("depth_clipped", "failed_path_kept"),
+    )
+    yield Case(
+        "depth_limit_0",
+        "L = 0: an accepted child is over the limit, and a rejected one loses its mass.",
+        lambda: _batch([_chain(2, [0.0]), _chain(2, [0.9])]),
+        _attrs(0),
+        kind="NEG",
+        kills=("depth_limit_0_clipped", "depth_limit_0_not_walked"),
     )
     yield Case(
         "no_requests",
@@ -641,6 +697,15 @@ def _errors() -> Iterator[Case]:
             lambda: _between(_two(0.99, 0.5, [0.0, 0.5, 0.5, 0.0])),
             ("empty_residual_is_last_id",),
         ),
+    )
+    yield Case(
+        "bad_past_id_1024",
+        "NaN, a negative and an infinite probability past id 1,024 of the drawn row.",
+        _bad_past_1024,
+        _attrs(0),
+        kind="NEG",
+        family="extreme",
+        kills=("nan_past_1024", "negative_past_1024", "infinite_past_1024"),
     )
     for name, catches, inputs, kills in spoilt:
         attrs = _attrs(2, 2.0) if name == "no_mass_left" else _attrs(2)

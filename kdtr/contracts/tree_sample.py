@@ -102,8 +102,9 @@ CONTRACT = Contract(
         "accept_len": "without root and draw",
     },
     why=(
-        "Exact, because the random numbers are inputs and the probabilities of the cases are "
-        "multiples of 2^-24: each sum is the same in any order. With other probabilities a draw "
+        "Exact, because the random numbers are inputs and the probabilities of the cases, mostly "
+        "multiples of 2^-24, have sums that f64 holds: each is the same in any order. With other "
+        "probabilities a draw "
         "whose final_coin * total lies within rounding of a running sum may differ by one id; "
         "such inputs are not judged here. A comparison with <= accepts tokens without mass at "
         "coin 0; a draw that reuses the acceptance coin, or keeps the tried siblings, is a "

@@ -19,7 +19,7 @@ def reference(
 
     Args:
         inputs: tokens, next_token, next_sibling i32 [R, N]; n_nodes i32 [R]; probs f64 [R, N, V],
-            multiples of 2^-24; coins f64 [R, L+1]; final_coin f64 [R].
+            whose sums are exact; coins f64 [R, L+1]; final_coin f64 [R].
         attrs: L, threshold_acc, threshold_single.
         profile: unused; every output is exact.
 
