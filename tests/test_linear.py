@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kdtr import numerics as nx
+from kdtr import ops
 from kdtr.cases.linear import matrices
 from kdtr.cases.rmsnorm import rows
 from kdtr.reference import embed, linear, rmsnorm, silu_mul
@@ -27,6 +28,16 @@ def test_embed_by_hand() -> None:
     out = embed.reference(inputs, {}, "exact")
     assert out["out"].tolist() == [[4.0, 5.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     assert out["status"].tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.engine
+def test_embed_copies_the_bits_of_a_nan() -> None:
+    table = np.array([[0x7F81, 0xFFC1, 0x7FFF], [0, 0x8000, 0x3F80]], np.uint16)
+    out = {"out": ("bf16", np.zeros((1, 3), np.uint16)), "status": np.ones(1, np.int32)}
+    ids = np.zeros(1, np.int32)
+    got = ops.Engine("cpu").call("embed", ids=ids, table=("bf16", table), out=out)
+    assert got["out"].tolist() == [[0x7F81, 0xFFC1, 0x7FFF]]
+    assert got["status"].tolist() == [0]
 
 
 def test_silu_by_hand() -> None:

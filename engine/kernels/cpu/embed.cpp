@@ -1,5 +1,7 @@
 // embed@1 on cpu: a row copy; f32 or bf16 table, widened where out is f32.
 // ids [T], table [V, N] -> out [T, N], status [T].
+#include <type_traits>
+
 #include "detail/rows.h"
 #include "kdtr/registry.h"
 
@@ -20,7 +22,13 @@ void run(Call& call, void*) {
         status[t] = ok ? kOk : kBadInput;
         const W* row = data<const W>(table) + (ok ? ids[t] : 0) * n;
         Y* to = data<Y>(out) + t * n;
-        for (std::int64_t i = 0; i < n; ++i) to[i] = Y(ok ? widen(row[i]) : 0.0f);
+        for (std::int64_t i = 0; i < n; ++i) {
+          if constexpr (std::is_same_v<W, Y>) {
+            to[i] = ok ? row[i] : Y(0.0f);  // with the bits of a NaN
+          } else {
+            to[i] = Y(ok ? widen(row[i]) : 0.0f);
+          }
+        }
       }
     });
   });

@@ -1,6 +1,7 @@
 // embed@1 on cuda: a few blocks a token; f32 or bf16 table, widened where out is f32.
 // ids [T], table [V, N] -> out [T, N], status [T].
 #include <algorithm>
+#include <type_traits>
 
 #include "detail/matrix.cuh"
 #include "kdtr/registry.h"
@@ -25,7 +26,13 @@ __global__ void gather(const std::int32_t* ids, const W* table, Y* out, std::int
     if (ok) x = from[i];
     Pack<Y, kCount> y;
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) y.at[e] = narrow<Y>(ok ? widen(x.at[e]) : 0.0f);
+    for (int e = 0; e < kCount; ++e) {
+      if constexpr (std::is_same_v<W, Y>) {
+        y.at[e] = x.at[e];  // with the bits of a NaN
+      } else {
+        y.at[e] = narrow<Y>(widen(x.at[e]));
+      }
+    }
     to[i] = y;
   }
 }
