@@ -227,7 +227,9 @@ class EngineMemory final : public Memory {
   void check(int code, const char* what) const {
     if (code == KDTR_OK) return;
     const char* why = table_.last_error(engine_);
-    fail(std::string("engine ") + what, why == nullptr ? "failed" : why);
+    const bool silent = why == nullptr || *why == '\0';
+    fail(std::string("engine ") + what,
+         silent ? "failed; the plug-in gave no reason (its last_error is empty)" : why);
   }
   DLDevice device_;
   const kdtr_plugin_table& table_;

@@ -81,8 +81,10 @@ EngineHost::EngineHost(const kdtr_plugin_table* table, const std::string& config
     : table_(checked(table, library.empty() ? spec : library)),
       spec_(std::move(spec)),
       library_(std::move(library)) {
-  if (guarded("create", table_->create, config.c_str(), &engine_) != KDTR_OK)
-    fail(spec_, "engine not created: " + text(table_->last_error(nullptr)));
+  if (guarded("create", table_->create, config.c_str(), &engine_) != KDTR_OK) {
+    engine_ = nullptr;  // for which last_error() tells of a failed create
+    fail(spec_, "engine not created: " + last_error());
+  }
   kdtr_description d{};
   d.struct_size = sizeof d;
   if (guarded("describe", table_->describe, engine_, &d) != KDTR_OK) {
@@ -105,7 +107,7 @@ EngineHost::~EngineHost() {
 
 std::string EngineHost::last_error() const {
   const std::string why = text(table_->last_error(engine_));
-  return why.empty() ? "no message (last_error is empty)" : why;
+  return why.empty() ? "the plug-in gave no reason (its last_error is empty)" : why;
 }
 
 Memory& EngineHost::memory() {
@@ -165,6 +167,9 @@ EngineSpec resolve_engine(const std::string& spec) {
     folders.push_back(self.parent_path() / "lib");
     for (const fs::path& folder : folders)
       if (fs::exists(folder / file)) return {(folder / file).string(), ""};
+    if (spec == "cuda")
+      fail("engine cuda",
+           "this build has none: build again with nvcc on PATH, without KDTR_CUDA=OFF");
     fail("engine " + spec, "library",
          file + " in $KDTR_LIB_DIR, beside the program or in ../lib, or a path", "none");
   }

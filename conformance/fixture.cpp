@@ -400,6 +400,8 @@ std::vector<std::string> find_fixtures(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     if (!fs::exists(path)) fail(path, "no such file or folder");
     if (!fs::is_directory(path)) {
+      if (!fs::is_regular_file(path))  // its writer may never come
+        fail(path, "fixture", "a file or a folder", "a pipe or a device");
       found.push_back(path);
       continue;
     }

@@ -298,8 +298,9 @@ int run(const Arguments& a, Mode mode) {
     return code;
   }
   if (certify) std::printf("\n%s\n", table(records).c_str());
-  const std::string last = summary(records, found.size());
+  const std::string last = summary(records), next = look_first(records);
   std::printf("%s\n", last.c_str());
+  if (!next.empty()) std::printf("%s\n", next.c_str());
   const int code = exit_code(records, a.skip_code);
   if (records.empty())
     std::fprintf(stderr, "kdtr-conform: nothing ran: %zu fixtures found, none chosen\n",

@@ -319,8 +319,9 @@ std::map<Status, int> tally(const std::vector<Record>& records) {
   return counts;
 }
 
-std::string summary(const std::vector<Record>& records, std::size_t found) {
-  std::string text = std::to_string(found) + (found == 1 ? " fixture: " : " fixtures: ");
+std::string summary(const std::vector<Record>& records) {
+  std::string text =
+      std::to_string(records.size()) + (records.size() == 1 ? " fixture: " : " fixtures: ");
   if (records.empty()) text += "nothing ran";
   bool first = true;
   for (const auto& [status, count] : tally(records)) {
@@ -337,6 +338,23 @@ std::string summary(const std::vector<Record>& records, std::size_t found) {
     text += "; worst passing error " + ratio_text(gate) + " of the gate, " + ratio_text(hard) +
             " of the hard budget";
   return text;
+}
+
+std::string look_first(const std::vector<Record>& records) {
+  const auto telling = [](const Record& r) {
+    int score = 0;  // 2 a known-wrong convention, 1 another diagnosis
+    for (const Json& line : r.json["diagnosis"].items())
+      score = std::max(score, line.text().starts_with("equals ") ? 2 : 1);
+    return score;
+  };
+  const Record* best = nullptr;
+  for (const Record& r : records)
+    if (is_failure(r.status) && (best == nullptr || telling(r) > telling(*best))) best = &r;
+  if (best == nullptr || records.size() == 1) return "";  // its own text has just been shown
+  const std::string saved = best->json["saved"].text();
+  return "look first at " + best->id + ": " +
+         (saved.empty() ? best->json["again"].text()
+                        : "kdtr diff " + shell_word(best->path) + " " + shell_word(saved));
 }
 
 int exit_code(const std::vector<Record>& records, int skip_code) {
@@ -373,6 +391,8 @@ std::string junit(const std::vector<Record>& records, const std::string& engine)
       ++skipped;
       cases += "<skipped message=\"" + std::string(status_name(r.status)) + ": " + escaped(r.why) +
                "\"/>";
+    } else if (!r.why.empty()) {  // as the outputs that were not checked
+      cases += "<system-out>" + escaped(r.text) + "</system-out>";
     }
     cases += "</testcase>\n";
   }

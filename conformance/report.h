@@ -44,8 +44,10 @@ std::string save_actual(const Fixture& fixture, const Result& result, const std:
                         const std::string& folder);
 
 std::map<Status, int> tally(const std::vector<Record>& records);
-// "41 fixtures: 38 PASS, 3 FAIL; worst error 0.41 of the gate, 0.02 of the hard budget"
-std::string summary(const std::vector<Record>& records, std::size_t found);
+// "41 fixtures: 38 PASS, 3 FAIL; worst passing error 0.41 of the gate, 0.02 of the hard budget"
+std::string summary(const std::vector<Record>& records);
+// The failing case that tells most, and the command that shows it; "" when none of several failed.
+std::string look_first(const std::vector<Record>& records);
 // 0 yes, 1 no, 2 could not judge. `skip_code` when every case was skipped or not supported.
 int exit_code(const std::vector<Record>& records, int skip_code);
 

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -34,6 +36,8 @@ from kdtr.errors import EngineError
 
 _ROLES = {"inputs": 0, "outputs": 1, "state": 2}
 _DEVICES = {"cpu": 1, "cuda": 2}
+_LIBRARIES = ("<", *(sysconfig.get_path(p) + os.sep for p in ("stdlib", "purelib", "platlib")))
+"""How the files of frames begin that an engine's author did not write."""
 
 
 class View:
@@ -105,19 +109,22 @@ class View:
 
 
 class _Named(Mapping[str, Any]):
-    """Arguments by name. Membership is not recorded, and neither is iteration offered."""
+    """Arguments by name. Asking for one is recorded; names, their number and membership are not."""
 
-    def __init__(self, get: Callable[[str], Any]) -> None:
-        self._get = get
+    def __init__(self, get: Callable[[str], Any], names: Callable[[], list[str]]) -> None:
+        self._get, self._names = get, names
 
     def __getitem__(self, name: str) -> Any:
         return self._get(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names()
+
     def __iter__(self) -> Iterator[str]:
-        raise EngineError("call", "arguments are asked for by name, not listed")
+        return iter(self._names())
 
     def __len__(self) -> int:
-        raise EngineError("call", "arguments are asked for by name, not counted")
+        return len(self._names())
 
 
 class Call:
@@ -137,10 +144,17 @@ class Call:
         self.op: str = core.op
         self.arith: str = core.arith
         self.stream: int = core.stream
-        self.inputs: Mapping[str, View] = _Named(lambda n: View(core.tensor(n, _ROLES["inputs"])))
-        self.outputs: Mapping[str, View] = _Named(lambda n: View(core.tensor(n, _ROLES["outputs"])))
-        self.state: Mapping[str, View] = _Named(lambda n: View(core.tensor(n, _ROLES["state"])))
-        self.attrs: Mapping[str, Any] = _Named(core.attr)
+        self.inputs: Mapping[str, View] = self._tensors("inputs")
+        self.outputs: Mapping[str, View] = self._tensors("outputs")
+        self.state: Mapping[str, View] = self._tensors("state")
+        self.attrs: Mapping[str, Any] = _Named(core.attr, core.attr_names)
+
+    def _tensors(self, kind: str) -> Mapping[str, View]:
+        role = _ROLES[kind]
+        return _Named(
+            lambda name: View(self.core.tensor(name, role)),
+            lambda: [name for name, own in self.core.names().items() if own == role],
+        )
 
 
 class Adapter:
@@ -228,8 +242,13 @@ def _current_stream(stream: int, device: tuple[int, int]) -> Iterator[None]:
 def one_line(error: BaseException) -> str:
     """An exception as one line: type, message, and where in the engine it was raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    text = f"{type(error).__name__}: {error}{place}".replace("\n", " ")
+    own = [f for f in frames if not f.filename.startswith(_LIBRARIES)] or frames
+    file, line = (own[-1].filename, own[-1].lineno) if own else ("", 0)
+    what = str(error)
+    if isinstance(error, SyntaxError) and error.filename:  # the file was not run
+        file, line, what = error.filename, error.lineno, error.msg
+    place = f" at {Path(file).name}:{line}" if file and not file.startswith("<") else ""
+    text = f"{type(error).__name__}: {what}{place}".replace("\n", " ")
     return text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates reach no report
 
 

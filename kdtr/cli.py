@@ -188,10 +188,13 @@ def generate(
 
 
 class _progress:  # noqa: N801 (used as a function)
-    """A progress bar on standard error; silent where that is not a terminal."""
+    """A progress bar on standard error; silent where that is not a terminal.
 
-    def __init__(self, label: str) -> None:
-        self._label = label
+    Where files go to a place that nobody named, a line says so in any case.
+    """
+
+    def __init__(self, label: str, place: str = "") -> None:
+        self._label, self._place = label, place
         self._bar: Any = None
 
     def __enter__(self) -> Callable[[int, int, str], None]:
@@ -199,6 +202,9 @@ class _progress:  # noqa: N801 (used as a function)
 
     def _step(self, _: int, total: int, name: str) -> None:
         if self._bar is None:
+            if self._place:
+                many = "fixture" if total == 1 else "fixtures"
+                click.echo(f"making {total} {many} in {self._place}", err=True)
             self._bar = click.progressbar(
                 length=total,
                 label=self._label,
@@ -523,7 +529,7 @@ def _fixtures(command: str, ops: tuple[str, ...], tier: str, pattern: str, jobs:
 
     if why := engine.missing():
         raise KdtrError(command, why)
-    with _progress("generating") as progress:
+    with _progress("generating", goldens.PLACE) as progress:
         paths = goldens.ensure(ops, _as_tier(tier), pattern=pattern, jobs=jobs, progress=progress)
     if not paths:
         raise KdtrError(command, "no case matches", got=pattern)

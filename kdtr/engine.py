@@ -84,11 +84,17 @@ def usable() -> tuple[list[str], str]:
 
 
 def resolve(spec: str) -> str:
-    """`cpu`, `cuda` or `mutants`, with `:configuration` or without, as the path of its library."""
+    """`cpu`, `cuda` or `mutants`, with `:configuration` or without, as the path of its library.
+
+    Raises EngineError where the build has no CUDA engine.
+    """
     name, colon, config = spec.partition(":")
     where = folder()
     if "/" in spec or where is None or name not in ("cpu", "cuda", "mutants"):
         return spec
+    if name == "cuda" and not (where / "libkdtr_cuda.so").exists():
+        why = "this build has none: build again with nvcc on PATH, without KDTR_CUDA=OFF"
+        raise EngineError("engine cuda", why)
     return f"{where}/libkdtr_{name}.so{colon}{config}"
 
 

@@ -8,6 +8,7 @@ hash.
 
 from __future__ import annotations
 
+import fcntl
 import fnmatch
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,10 +43,13 @@ SMALL_LIMIT = 256 << 10
 
 _PACKAGE = Path(__file__).resolve().parent
 _IN_TREE = (_PACKAGE.parent / "pyproject.toml").exists()
-HOME = _PACKAGE.parent / "goldens" if _IN_TREE else Path("goldens")
-"""Where the small tier lives: the source tree's folder, or `goldens` here for an installed kdtr."""
-FULL = HOME.parent / "build" / "goldens"
+HOME = _PACKAGE.parent / "goldens" if _IN_TREE else Path(os.environ.get("KDTR_GOLDENS", "goldens"))
+"""Where the small tier lives: the source tree's folder; for an installed kdtr that which
+$KDTR_GOLDENS names, or `goldens` here."""
+FULL = HOME.parent / "build" / "goldens" if _IN_TREE else HOME / "full"
 """Where the full tier is made."""
+PLACE = str(FULL) if _IN_TREE else f"{HOME.absolute()} (KDTR_GOLDENS names another folder)"
+"""Where missing fixtures are made, as commands say it."""
 LOCK = HOME / "LOCK" if _IN_TREE else _PACKAGE / "data" / "LOCK"
 """The LOCK that generated fixtures are checked against."""
 
@@ -361,11 +366,12 @@ def _make(
 ) -> dict[str, str]:
     """Make fixtures and, unless `homes` is None, move them all to their places at the end."""
     made: dict[str, str] = {}
-    stages: dict[Tier, Path] = {}
+    stages = {tier: home / f".new-{os.getpid()}" for tier, home in (homes or {}).items()}
+    held: list[int] = []
     try:
-        for tier, home in (homes or {}).items():
-            stage = home / f".new-{os.getpid()}"
-            stages[tier] = stage
+        for stage in sorted({stages[one.tier] for _, one in todo if homes}):
+            _remove_leftovers(stage.parent)
+            held.append(_claim(stage))
         work = [(name, one.name, stages.get(one.tier)) for name, one in todo]
         for done, (name, root) in enumerate(_run(work, jobs, scheduler), 1):
             made[name] = root
@@ -380,7 +386,32 @@ def _make(
     finally:
         for stage in stages.values():
             shutil.rmtree(stage, ignore_errors=True)
+        for handle in held:
+            os.close(handle)
     return made
+
+
+def _claim(stage: Path) -> int:
+    """Make a stage folder, locked until the descriptor that is returned is closed."""
+    new = stage.with_name(f".claim-{os.getpid()}")  # as yet nobody takes it for a leftover
+    new.mkdir(parents=True, exist_ok=True)
+    handle = os.open(new, os.O_RDONLY)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    new.rename(stage)
+    return handle
+
+
+def _remove_leftovers(home: Path) -> None:
+    """Remove stage folders that no living process holds."""
+    for stage in home.glob(".new-*"):
+        with suppress(OSError):  # it is held, or already gone
+            handle = os.open(stage, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(stage, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 _Work = tuple[str, str, "Path | None"]

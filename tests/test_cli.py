@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -296,6 +297,34 @@ def test_certify_judges_the_cpu_engine(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert "1 PASS" in run.stdout
     assert (tmp_path / "cpu" / "certificate.json").exists()
+
+
+@pytest.mark.engine
+def test_an_installed_kdtr_says_where_it_makes_fixtures(tmp_path: Path) -> None:
+    site, folder, other = tmp_path / "site", tmp_path / "work", tmp_path / "other"
+    shutil.copytree(ROOT / "kdtr", site / "kdtr", ignore=shutil.ignore_patterns("__pycache__"))
+    (site / "kdtr" / "data").mkdir()
+    shutil.copy(goldens.LOCK, site / "kdtr" / "data")
+    folder.mkdir()
+
+    def said(**more: str) -> str:
+        words = ["support", "--engine", "cpu", "--ops", "argmax", "--case", "ties"]
+        run = subprocess.run(
+            [sys.executable, "-m", "kdtr", *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(site), "KDTR_BIN": str(engine.folder()), **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return run.stderr
+
+    line = f"making 1 fixture in {folder}/goldens (KDTR_GOLDENS names another folder)\n"
+    assert said() == line
+    assert said() == ""
+    assert (folder / "goldens" / "argmax@1" / "ties.kdtr").exists()
+    assert said(KDTR_GOLDENS=str(other)) == line.replace(f"{folder}/goldens", str(other))
+    assert (other / "argmax@1" / "ties.kdtr").exists()
 
 
 @pytest.mark.engine

@@ -51,7 +51,9 @@ def write_engine(folder: Path, body: str) -> None:
 @pytest.mark.parametrize("name", ["cpu", "mutants", "cuda"])
 def test_a_library_shows_its_c_interface_alone(name: str) -> None:
     """Else a C++ library that is linked in mixes its symbols with another of the process."""
-    library = Path(compiled.resolve(name))
+    where = compiled.folder()
+    assert where is not None
+    library = where / f"libkdtr_{name}.so"
     if name == "cuda" and not library.exists():
         pytest.skip("no CUDA engine was built")
     command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", str(library)]
@@ -121,6 +123,9 @@ call.outputs["status"].write(0)
         ('raise ValueError("not today")', "ValueError: not today at engine_under_test.py:5"),
         ('call.inputs["logit"]', "argmax@1 has no such argument: logit"),
         ('call.outputs["ids"].write(0)', "kernel never used 'logits'"),
+        ('raise ValueError("|".join([*call.inputs, *call.outputs]))', "ValueError: logits|ids|"),
+        ('assert "logits" in call.inputs and "x" not in call.inputs', "never used 'ids'"),
+        ("np.linalg.inv(np.zeros((2, 2)))", "Singular matrix at engine_under_test.py:5"),
         ("return", "kernel never used"),
         ('raise ValueError("\\ud800")', "ValueError: ? at engine_under_test.py:5"),
         ('call.inputs["logits"].write(0)', "View.write: argument is an input"),
@@ -172,7 +177,7 @@ def test_a_crash_of_python_is_a_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ("no_such_module", "cannot import no_such_module"),
+        ("no_such_module", "ModuleNotFoundError: No module named 'no_such_module'\n"),
         ("kdtr:nothing", "kdtr has no"),
         ("cmd:./no_such_program", "cannot run the program"),
         ("./no_such.so", "no_such.so"),
@@ -183,6 +188,12 @@ def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path, engine: str, sa
     assert code == 2, text
     assert said in text
     assert "Traceback" not in text
+
+
+def test_a_build_without_cuda_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDTR_BIN", str(tmp_path))
+    with pytest.raises(EngineError, match="engine cuda: this build has none: build again"):
+        ops.open_engine("cuda")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +216,7 @@ def test_a_file_taken_for_a_module_is_told_its_right_name(
     ("text", "said"),
     [
         ("raise ValueError('no GPU today')", "ValueError: no GPU today at engine_under_test.py:1"),
-        ("(", "SyntaxError"),
+        ("x = 1\n(", "got SyntaxError: '(' was never closed at engine_under_test.py:2\n"),
         ("device = 'cuda:first'", "device, want cpu or cuda, got cuda:first"),
     ],
 )

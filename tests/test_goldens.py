@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 import shutil
@@ -349,6 +350,30 @@ def test_failed_generation_leaves_everything_as_it_was(toy: Path) -> None:
     assert {p: p.read_bytes() for p in toy.parent.rglob("*.kdtr")} == before
     assert (toy / "LOCK").read_bytes() == lock
     assert not list(toy.glob(".new-*"))
+
+
+def test_side_folders_of_killed_runs_go_and_those_of_running_ones_stay(toy: Path) -> None:
+    left, busy = toy / ".new-0", toy / ".new-1"
+    (left / "toy@1").mkdir(parents=True)
+    busy.mkdir()
+    running = os.open(busy, os.O_RDONLY)
+    fcntl.flock(running, fcntl.LOCK_EX)
+    own: set[Path] = set()
+
+    def look(*_: object) -> None:
+        own.update(set(toy.glob(".new-*")) - {busy})
+        for folder in own:
+            handle = os.open(folder, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(handle)
+
+    goldens.generate(["toy"], progress=look)
+    assert own == {toy / f".new-{os.getpid()}"}
+    assert list(toy.glob(".*")) == [busy]
+    os.close(running)
+    goldens.generate(["toy"])
+    assert not list(toy.glob(".*"))
 
 
 def test_small_tier_refuses_a_large_file(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

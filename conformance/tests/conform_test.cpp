@@ -1,4 +1,5 @@
 // Broken plug-ins get the verdict they deserve, and none takes the judge down.
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <cmath>
@@ -80,6 +81,7 @@ void verdicts() {
   expect("abort", 1, "CRASH", "killed by SIGABRT");
   expect("exit", 1, "CRASH", "exited with 0 in the middle of the case");
   expect("error", 1, "FAIL", "run failed: tiny: out of luck");
+  expect("silent_error", 1, "FAIL", "run failed: the plug-in gave no reason (its last_error is");
   expect("binary_error", 1, "FAIL", "run failed: tiny: ?\xc3\xa9 of  \n");
   expect("endless_workspace", 1, "FAIL", "workspace_size: bytes, want at most 2^48, got 1844");
   expect("babbles", 1, "CRASH", "the engine's process sent what is no result");
@@ -219,7 +221,48 @@ void engines_that_do_not_load() {
   refused("libkdtr_no_symbol.so", "exported symbol, want kdtr_plugin_v1, got none");
   refused("libkdtr_absent.so", "library, want PATH[:configuration], got no such file");
   refused("libkdtr_broken.so:refuses_to_start", "engine not created: no licence for this machine");
+  refused("libkdtr_broken.so:silent_at_start", "engine not created: the plug-in gave no reason");
   refused("libkdtr_broken.so:crash_at_start", "loading the engine: killed by SIGABRT");
+}
+
+// A judge with no library beside it, as of a build without CUDA.
+void a_build_without_cuda_says_so() {
+  std::filesystem::create_directories(scratch + "/bare");
+  std::filesystem::copy_file(kBin + "/kdtr-conform", scratch + "/bare/kdtr-conform");
+  const Ran ran = shell("env -u KDTR_LIB_DIR " + scratch + "/bare/kdtr-conform run --engine cuda " +
+                        scratch + "/tiny@1");
+  CHECK_EQ(ran.exit, 2);
+  CHECK_EQ(ran.output, std::string("kdtr-conform: engine cuda: this build has none: build again "
+                                   "with nvcc on PATH, without KDTR_CUDA=OFF\n"));
+}
+
+void the_summary_counts_what_was_chosen() {
+  const Ran ran = judge("libkdtr_broken.so:correct", "--case second " + scratch);
+  CHECK_EQ(ran.exit, 0);
+  CHECK_HAS(ran.output, "\n1 fixture: 1 PASS");
+}
+
+// Of several failing cases one is named, with the command that shows it.
+void a_failed_run_says_where_to_look() {
+  const std::string files = scratch + "/tiny@1 ", engine = "libkdtr_broken.so:";
+  const std::string ordinary = scratch + "/tiny@1/ordinary.kdtr";
+  CHECK_HAS(judge(engine + "wrong_sign", files).output,
+            "FAIL\nlook first at tiny@1/ordinary: kdtr-conform run --engine " + kBin + "/" +
+                engine + "wrong_sign " + ordinary);
+  CHECK_HAS(judge(engine + "wrong_sign", files + "--save " + scratch + "/saved").output,
+            "look first at tiny@1/ordinary: kdtr diff " + ordinary + " " + scratch +
+                "/saved/tiny@1.ordinary.actual.kdtr");
+  // Not the first: only the second fails.
+  CHECK_HAS(judge(engine + "stale", files).output, "look first at tiny@1/second: ");
+  CHECK(judge(engine + "wrong_sign", ordinary).output.find("look first") == std::string::npos);
+  CHECK(judge(engine + "correct", files).output.find("look first") == std::string::npos);
+}
+
+void a_pipe_is_refused_at_once() {
+  CHECK_EQ(::mkfifo((scratch + "/pipe").c_str(), 0600), 0);
+  const Ran ran = shell("timeout 20 " + kBin + "/kdtr-conform list " + scratch + "/pipe");
+  CHECK_EQ(ran.exit, 2);
+  CHECK_HAS(ran.output, "/pipe: fixture, want a file or a folder, got a pipe or a device");
 }
 
 void nothing_ran_is_never_a_pass() {
@@ -287,6 +330,11 @@ void reports() {
   CHECK_EQ(y["mismatches"].number(), 7.0);
   CHECK_EQ(y["first"]["want_bits"].text(), std::string("0x40000000"));
   CHECK_HAS(kdtr::conform::read_file(xml), "failures=\"1\"");
+  CHECK_EQ(judge("libkdtr_broken.so:one_output", "--junit " + xml + " " + scratch + "/tiny@1").exit,
+           0);
+  CHECK_HAS(kdtr::conform::read_file(xml),
+            "<system-out>PASS  tiny@1/ordinary\n      not checked, the engine does not write: "
+            "status, z\n</system-out></testcase>");
   // What the engine gave, byte for byte.
   auto saved = kdtr::File::open(second["saved"].text(), kdtr::Verify::deep);
   CHECK(static_cast<bool>(saved));
@@ -358,6 +406,10 @@ int main() {
   an_unwritten_nan_fails();
   a_stale_answer_fails_the_second_case();
   engines_that_do_not_load();
+  a_build_without_cuda_says_so();
+  the_summary_counts_what_was_chosen();
+  a_failed_run_says_where_to_look();
+  a_pipe_is_refused_at_once();
   nothing_ran_is_never_a_pass();
   a_damaged_file_is_a_failing_test();
   known_failures();

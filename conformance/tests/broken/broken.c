@@ -19,6 +19,7 @@ static int create(const char* config, void** engine) {
     strcpy(error, "no licence for this machine");
     return KDTR_ERROR;
   }
+  if (strcmp(config, "silent_at_start") == 0) return KDTR_ERROR;
   if (strcmp(config, "crash_at_start") == 0) abort();
   snprintf(fault, sizeof fault, "%s", config);
   *engine = fault;
@@ -100,6 +101,7 @@ static int run(void* engine, const kdtr_call* call, void* stream) {
     strcpy(error, "tiny: out of luck");
     return KDTR_ERROR;
   }
+  if (is("silent_error")) return KDTR_ERROR;
   if (is("binary_error")) {
     strcpy(error, "tiny: \xff\xc3\xa9\nof \x01");
     return KDTR_ERROR;
