@@ -1,7 +1,9 @@
 // kdtr-conform: list | run | certify | score. Exit 0 yes, 1 no, 2 could not judge.
 #include <fnmatch.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
@@ -79,7 +81,8 @@ double to_number(const std::string& flag, const std::string& text) {
 
 int to_integer(const std::string& flag, const std::string& text) {
   const double value = to_number(flag, text);
-  if (value != static_cast<int>(value)) fail(flag, "value", "an integer", text);
+  if (!(std::abs(value) <= 1e9) || value != static_cast<int>(value))
+    fail(flag, "value", "an integer", text);
   return static_cast<int>(value);
 }
 
@@ -115,6 +118,7 @@ Arguments parse(int argc, char** argv) {
       a.case_glob = value();
     } else if (flag == "--tier") {
       a.tier = value();
+      if (a.tier != "small" && a.tier != "full") fail(flag, "value", "small or full", a.tier);
     } else if (flag == "--save") {
       a.save = value();
     } else if (flag == "--json") {
@@ -143,6 +147,7 @@ Arguments parse(int argc, char** argv) {
       a.jobs = to_integer(flag, value());
     } else if (flag == "--timeout") {
       a.timeout = to_number(flag, value());
+      if (!(a.timeout > 0 && a.timeout <= 1e6)) fail(flag, "seconds", "0 to 1e6", a.timeout);
     } else if (flag == "--no-isolate") {
       a.isolate = false;
     } else if (flag == "--support") {  // of the worker
@@ -253,6 +258,8 @@ int run(const Arguments& a, Mode mode) {
   options.python = a.python;
   if (!a.python.empty() && !a.isolate)
     fail("--no-isolate", "engine", "a library", a.engine + ", which --python runs");
+  if (!a.python.empty() && ::access(a.python.c_str(), X_OK) != 0)
+    fail("--python", "interpreter", "the path of a program", a.python);
   if (a.timeout > 0) options.timeout = a.timeout;
   Worker worker(options);
   std::unique_ptr<EngineHost> here;
@@ -340,7 +347,8 @@ int list(const Arguments& a) {
 
 int score(const Arguments& a) {
   ScoreOptions options;
-  options.library = a.mutants.empty() ? resolve_engine("mutants").library : a.mutants;
+  options.library = a.mutants.empty() ? resolve_engine("mutants").library
+                                      : std::filesystem::absolute(a.mutants).string();
   options.jobs = a.jobs;
   if (a.timeout > 0) options.timeout = a.timeout;
   std::vector<std::string> there;
@@ -358,31 +366,36 @@ int score(const Arguments& a) {
   return result.exit;
 }
 
+int dispatch(const Arguments& a) {
+  if (a.command == "list") return list(a);
+  if (a.command == "run") return run(a, Mode::kRun);
+  if (a.command == "certify") return run(a, Mode::kCertify);
+  if (a.command == "support") return run(a, Mode::kSupport);
+  if (a.command == "score") return score(a);
+  if (a.command == "vectors") return judge_vectors(a.paths.empty() ? "" : a.paths[0]);
+  if (a.command == "worker") {
+    WorkerOptions options;
+    options.engine = a.engine;
+    options.options.repeat = a.repeat;
+    options.options.graph = a.graph;
+    options.options.alone = a.alone;
+    options.options.invariant = a.invariant;
+    options.options.support = a.support;
+    options.save = a.save;
+    return serve(options, a.fd);
+  }
+  const bool help = a.command == "--help" || a.command == "-h" || a.command == "help";
+  std::fputs(kUsage, help ? stdout : stderr);
+  return help ? 0 : 2;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    const Arguments a = parse(argc, argv);
-    if (a.command == "list") return list(a);
-    if (a.command == "run") return run(a, Mode::kRun);
-    if (a.command == "certify") return run(a, Mode::kCertify);
-    if (a.command == "support") return run(a, Mode::kSupport);
-    if (a.command == "score") return score(a);
-    if (a.command == "vectors") return judge_vectors(a.paths.empty() ? "" : a.paths[0]);
-    if (a.command == "worker") {
-      WorkerOptions options;
-      options.engine = a.engine;
-      options.options.repeat = a.repeat;
-      options.options.graph = a.graph;
-      options.options.alone = a.alone;
-      options.options.invariant = a.invariant;
-      options.options.support = a.support;
-      options.save = a.save;
-      return serve(options, a.fd);
-    }
-    const bool help = a.command == "--help" || a.command == "-h" || a.command == "help";
-    std::fputs(kUsage, help ? stdout : stderr);
-    return help ? 0 : 2;
+    const int code = dispatch(parse(argc, argv));
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    fail("standard output", "cannot be written");  // a full disk
   } catch (const std::exception& e) {
     std::fprintf(stderr, "kdtr-conform: %s\n", e.what());
     return 2;

@@ -545,7 +545,7 @@ Json certificate(const EngineInfo& engine, const std::vector<Record>& records,
 
 std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  if (!in) fail(path, "cannot be read");
+  if (!in || std::filesystem::is_directory(path)) fail(path, "cannot be read");
   std::ostringstream text;
   text << in.rdbuf();
   return text.str();

@@ -22,6 +22,18 @@ _BENCHMARKS: Final = Path(__file__).resolve().parent.parent / "benchmarks"
 _as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
+class Finite(click.FloatRange):
+    """A range of numbers. click's own lets NaN and infinities through."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return float(number)
+
+
 @click.group()
 def bench() -> None:
     """Measure kernels and decoding, and work out what fits in memory."""
@@ -100,10 +112,10 @@ def decode(arguments: tuple[str, ...]) -> None:
 @click.option(
     "--config", type=click.Path(dir_okay=False, path_type=Path), required=True, help="config.json."
 )
-@click.option("--card-gib", type=click.FloatRange(0), default=141.0, show_default=True)
+@click.option("--card-gib", type=Finite(0, 2**40), default=141.0, show_default=True)
 @click.option(
     "--weights-gib",
-    type=click.FloatRange(0),
+    type=Finite(0, 2**40),
     help="Weights and everything else; by default the safetensors files beside CONFIG.",
 )
 @click.option("--dtype", type=click.Choice(["bf16", "f32", "fp8"]), default="bf16")
@@ -226,7 +238,7 @@ def _object(_: click.Context, __: click.Parameter, text: str) -> dict[str, Any]:
 @click.option("--served-model", default="", help="By default the server's first.")
 @click.option("--chat", is_flag=True, help="Ask /chat/completions, not /completions.")
 @click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True)
-@click.option("--timeout", type=click.FloatRange(0.1), default=120.0, help="Seconds a request.")
+@click.option("--timeout", type=Finite(0.1, 1e6), default=120.0, help="Seconds a request.")
 @click.option("--key-env", default="", help="Environment variable with the server's token.")
 @click.option("--extra", default="{}", callback=_object, help="JSON fields for each request.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG.")

@@ -30,6 +30,9 @@ class _Commands(click.Group):
         except MemoryError:
             click.echo("error: not enough memory", err=True)
             ctx.exit(KdtrError.exit_code)
+        except RecursionError:  # JSON of somebody's
+            click.echo("error: something is nested too deeply", err=True)
+            ctx.exit(KdtrError.exit_code)
         except KeyboardInterrupt:  # click's own answer is 1, which means "no" here
             click.echo("interrupted", err=True)
             ctx.exit(130)
@@ -95,7 +98,11 @@ def _terminated(number: int, _: object) -> None:
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, _terminated)
-    cli(prog_name="kdtr")
+    try:
+        cli(prog_name="kdtr")
+    except OSError as error:  # of --help and --version, which are no commands
+        click.echo(f"error: {error.strerror or error}", err=True)
+        raise SystemExit(KdtrError.exit_code) from None
 
 
 _tier = click.option(
@@ -567,7 +574,7 @@ def _own(path: str | None, engine: str, alone: bool) -> list[str]:
 @click.option("--invariant", is_flag=True, help="As --alone, with the bits of the batch.")
 @click.option("--graph", is_flag=True, help="Replays of a captured CUDA graph too.")
 @click.option("--expect", metavar="FILE", help="Known failures: xfail and waive lines.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds a case [60].")
+@click.option("--timeout", type=bench.Finite(0, 1e6, min_open=True), help="Seconds a case [60].")
 @click.option("--no-isolate", is_flag=True, help="In the judge's own process, for a debugger.")
 def certify(
     engines: tuple[str, ...],
@@ -657,7 +664,7 @@ def support(
 @click.option(
     "--size", type=click.Choice(["small", "medium", "large"]), default="small", show_default=True
 )
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, help="An op.")
+@click.option("--timeout", type=bench.Finite(0, 1e6, min_open=True), default=600.0, help="An op.")
 @click.option("--no-isolate", is_flag=True, help="In this process, for a debugger.")
 def check_(
     ops: tuple[str, ...],

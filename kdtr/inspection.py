@@ -262,7 +262,7 @@ def take(file: File, text: str, notation: Notation = "dec") -> Array:
     source = codes(file, info) if notation in ("hex", "bits") else file.values(name)
     try:
         part = source[index] if index else source
-    except IndexError:
+    except (IndexError, ValueError):  # the latter of a step of 0
         raise KdtrError(
             f"{file.where}/{name}", "index does not fit", f"shape {list(info.shape)}", text
         ) from None

@@ -12,6 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,20 @@ def load(path: Path) -> Results:
     cases = [one for one in records if one.get("kind") == "case"]
     if not cases:
         raise KdtrError(str(path), "results of kdtr-conform", "a line of kind case", "none")
-    return Results(str(path), engine, cases)
+    results = Results(str(path), engine, cases)
+    with _shown_whole(path):
+        page([results]).encode()
+    return results
+
+
+@contextmanager
+def _shown_whole(path: Path) -> Iterator[None]:
+    """Raise KdtrError for a file in which a page lacks something."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise KdtrError(str(path), "is not whole, or of another program", got=what) from None
 
 
 def load_matrix(path: Path) -> Mapping[str, Any]:
@@ -63,6 +77,8 @@ def load_matrix(path: Path) -> Mapping[str, Any]:
         raise KdtrError(str(path), "cannot be read as JSON", got=error) from None
     if not isinstance(matrix, dict) or "ops" not in matrix:
         raise KdtrError(str(path), "a separation matrix", "the JSON of kdtr score", "another file")
+    with _shown_whole(path):
+        "".join(_matrix(matrix)).encode()
     return matrix
 
 

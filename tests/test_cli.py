@@ -106,6 +106,14 @@ def test_what_has_no_end_is_refused_at_once(tmp_path: Path, command: str, name: 
     assert (done.returncode, done.stdout, done.stderr) == (2, "", want)
 
 
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_a_full_disk_is_one_line_for_options_too(option: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "kdtr", option]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=-1, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
+
+
 def test_help_imports_no_numpy() -> None:
     program = "import sys; from kdtr.cli import cli; cli(['--help'], standalone_mode=False); "
     program += "sys.exit('numpy' in sys.modules)"
@@ -164,6 +172,7 @@ def test_inspect_slices(file: Path, arguments: list[str], lines: list[str]) -> N
     [
         ("none", "E_NOT_FOUND: no such tensor, want bell"),
         ("ids[9]", "index does not fit, want shape [3], got ids[9]"),
+        ("ids[::0]", "index does not fit, want shape [3], got ids[::0]"),
         ("ids[0", "slice, want NAME[index"),
         ("ids[a]", "index, want an integer, a:b:c or ..., got 'a'"),
     ],
@@ -272,6 +281,9 @@ def test_generate_then_check(toy: Path) -> None:
         (["list", "tree_build@99"], 2, "error: tree_build@99: no such version, want tree_build@"),
         (["inspect", "none.kdtr"], 2, "error: none.kdtr: E_IO: No such file"),
         (["generate", "--check", "--amend"], 2, "leave out --out and --amend"),
+        (["check", "--engine", "cpu", "--timeout", "nan"], 2, "nan is not a finite number"),
+        (["certify", "--engine", "cpu", "--timeout", "1e300"], 2, "1e+300 is not in the range"),
+        (["bench", "memory", "--config", "x", "--card-gib", "inf"], 2, "inf is not in the range"),
         (["certify", "--engine", "cpu", "--case", "no_such_case"], 2, "error: certify: "),
     ],
 )

@@ -146,7 +146,16 @@ def test_the_page_is_alive_in_a_browser(page: Path, anchor: str, rows: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("", "a line of kind case"), ("{", "is not JSON lines"), ("3\n", "none")]
+    ("text", "said"),
+    [
+        ("", "a line of kind case"),
+        ("{", "is not JSON lines"),
+        ("3\n", "none"),
+        ('{"kind": "case"}', "is not whole, or of another program, got KeyError: 'status'"),
+        (json.dumps(case("a@1/b", outputs=3)), "got TypeError: 'int' object is not iterable"),
+        (json.dumps(case("a@1/\ud800")), "got UnicodeEncodeError"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
 )
 def test_what_are_no_results_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "a").write_text(text)

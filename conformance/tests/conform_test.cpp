@@ -258,6 +258,23 @@ void a_failed_run_says_where_to_look() {
   CHECK(judge(engine + "correct", files).output.find("look first") == std::string::npos);
 }
 
+void wrong_arguments_are_named() {
+  const auto refused = [&](const std::string& arguments, const std::string& text) {
+    const Ran ran = judge("libkdtr_broken.so:correct", arguments + " " + scratch + "/tiny@1");
+    CHECK_EQ(ran.exit, 2);
+    CHECK_HAS(ran.output, text);
+  };
+  refused("--timeout 1e300", "--timeout: seconds, want 0 to 1e6, got 1e+300");
+  refused("--timeout nan", "--timeout: seconds, want 0 to 1e6, got nan");
+  refused("--timeout 0", "--timeout: seconds, want 0 to 1e6, got 0");
+  refused("--repeat 1e99", "--repeat: value, want an integer, got 1e99");
+  refused("--tier huge", "--tier: value, want small or full, got huge");
+  refused("--python " + scratch, "loading the engine: ");
+  refused("--python /absent", "--python: interpreter, want the path of a program, got /absent");
+  refused("--expect " + scratch, scratch + ": cannot be read");
+  CHECK_EQ(judge("libkdtr_broken.so:correct", scratch + "/tiny@1 > /dev/full").exit, 2);
+}
+
 void a_pipe_is_refused_at_once() {
   CHECK_EQ(::mkfifo((scratch + "/pipe").c_str(), 0600), 0);
   const Ran ran = shell("timeout 20 " + kBin + "/kdtr-conform list " + scratch + "/pipe");
@@ -409,6 +426,7 @@ int main() {
   a_build_without_cuda_says_so();
   the_summary_counts_what_was_chosen();
   a_failed_run_says_where_to_look();
+  wrong_arguments_are_named();
   a_pipe_is_refused_at_once();
   nothing_ran_is_never_a_pass();
   a_damaged_file_is_a_failing_test();
