@@ -354,6 +354,15 @@ class Bench {
   std::unique_ptr<Buffer> workspace_;
 };
 
+void account_unknown(const Fixture& fixture, const CallBuilder& call,
+                     std::vector<std::string>& findings) {
+  std::set<std::string> told;
+  for (const std::string& name : call.unknown())
+    if (!fixture.declares(name) && told.insert(name).second)
+      findings.push_back("kernel asked for '" + name + "', which " + fixture.op +
+                         " does not declare");
+}
+
 void account(const Fixture& fixture, CallBuilder& call,
              const std::optional<std::vector<std::string>>& written,
              std::vector<std::string>& findings) {
@@ -365,11 +374,7 @@ void account(const Fixture& fixture, CallBuilder& call,
       findings.push_back("kernel never used '" + name + "'");
   for (const auto& [name, attribute] : call.attributes())
     if (attribute.asked == 0) findings.push_back("kernel never used attribute '" + name + "'");
-  std::set<std::string> told;
-  for (const std::string& name : call.unknown())
-    if (!fixture.declares(name) && told.insert(name).second)
-      findings.push_back("kernel asked for '" + name + "', which " + fixture.op +
-                         " does not declare");
+  account_unknown(fixture, call, findings);
 }
 
 void compare_runs(const Fixture& fixture, const Run& a, const Run& b, const char* cause,
@@ -551,7 +556,9 @@ Result run_case(const Fixture& fixture, EngineHost& engine, const Options& optio
   if (!a.error.empty()) {
     r.seconds = seconds();
     r.findings = a.damage;
-    return end(r, Status::kFail, "run failed: " + a.error);
+    end(r, Status::kFail, "run failed: " + a.error);
+    account_unknown(fixture, bench.call(), r.findings);  // often why
+    return r;
   }
   account(fixture, bench.call(), written, broken);
   broken.insert(broken.end(), a.damage.begin(), a.damage.end());

@@ -352,9 +352,12 @@ std::string look_first(const std::vector<Record>& records) {
     if (is_failure(r.status) && (best == nullptr || telling(r) > telling(*best))) best = &r;
   if (best == nullptr || records.size() == 1) return "";  // its own text has just been shown
   const std::string saved = best->json["saved"].text();
+  const Json::Array& outputs = best->json["outputs"].items();
+  const bool wrong = std::any_of(outputs.begin(), outputs.end(),
+                                 [](const Json& o) { return o["mismatches"].number() > 0; });
   return "look first at " + best->id + ": " +
-         (saved.empty() ? best->json["again"].text()
-                        : "kdtr diff " + shell_word(best->path) + " " + shell_word(saved));
+         (wrong && !saved.empty() ? "kdtr diff " + shell_word(best->path) + " " + shell_word(saved)
+                                  : best->json["again"].text());
 }
 
 int exit_code(const std::vector<Record>& records, int skip_code) {

@@ -258,7 +258,7 @@ def load(spec: str) -> Adapter:
     Modules are looked for in the working directory too. Raises EngineError.
     """
     module, _, name = spec.partition(":")
-    if Path(module).suffix in (".py", ".so") and Path(module).exists():
+    if Path(module).suffix in (".py", ".so"):
         want = module.removesuffix(".py") if module.endswith(".py") else f"./{spec}"
         raise EngineError(spec, "a file, not the name of a module", want, module)
     if "" not in sys.path and "." not in sys.path:

@@ -201,13 +201,15 @@ def test_a_build_without_cuda_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ("mine.py", "want mine, got"),
         ("mine.so", "want ./mine.so, got"),
+        ("absent.so", "want ./absent.so, got"),
         ("./mine.py", "or a module's name without .py, got a Python file"),
     ],
 )
 def test_a_file_taken_for_a_module_is_told_its_right_name(
     tmp_path: Path, engine: str, want: str
 ) -> None:
-    (tmp_path / engine).write_bytes(b"")
+    if engine != "absent.so":
+        (tmp_path / engine).write_bytes(b"")
     code, text = certify(tmp_path, engine, "--ops", "argmax")
     assert (code, want in text) == (2, True), text
 

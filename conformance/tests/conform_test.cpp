@@ -87,6 +87,9 @@ void verdicts() {
   expect("babbles", 1, "CRASH", "the engine's process sent what is no result");
   expect("keeps_noting", 1, "TIMEOUT", "no answer within 2 s");
   expect("asks_undeclared", 1, "FAIL", "kernel asked for 'bias', which tiny@1 does not declare");
+  expect("fails_for_undeclared", 1, "FAIL",
+         "run failed: the plug-in gave no reason (its last_error is empty)\n      kernel asked for "
+         "'epsilon', which tiny@1 does not declare");
   expect("asks_undeclared_attribute", 1, "FAIL", "kernel asked for 'alpha', which tiny@1 does not");
   expect("never_asks_attribute", 1, "FAIL", "kernel never used attribute 'scale'");
   expect("never_asks_output", 1, "FAIL", "kernel never used 'z'");
@@ -252,6 +255,9 @@ void a_failed_run_says_where_to_look() {
   CHECK_HAS(judge(engine + "wrong_sign", files + "--save " + scratch + "/saved").output,
             "look first at tiny@1/ordinary: kdtr diff " + ordinary + " " + scratch +
                 "/saved/tiny@1.ordinary.actual.kdtr");
+  // What `kdtr diff` would not show: a broken rule.
+  CHECK_HAS(judge(engine + "writes_past", files + "--save " + scratch + "/saved").output,
+            "look first at tiny@1/ordinary: kdtr-conform run ");
   // Not the first: only the second fails.
   CHECK_HAS(judge(engine + "stale", files).output, "look first at tiny@1/second: ");
   CHECK(judge(engine + "wrong_sign", ordinary).output.find("look first") == std::string::npos);

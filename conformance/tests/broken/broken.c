@@ -102,6 +102,7 @@ static int run(void* engine, const kdtr_call* call, void* stream) {
     return KDTR_ERROR;
   }
   if (is("silent_error")) return KDTR_ERROR;
+  if (is("fails_for_undeclared") && call->attr_f64(call, "epsilon", &scale)) return KDTR_ERROR;
   if (is("binary_error")) {
     strcpy(error, "tiny: \xff\xc3\xa9\nof \x01");
     return KDTR_ERROR;
