@@ -118,10 +118,14 @@ Record judge_file(const std::string& path, EngineHost& engine, const WorkerOptio
     Result result = run_case(fixture, engine, options.options);
     Record record = make_record(result, fixture.root, options.engine);
     if (result.status == Status::kFail && !options.save.empty() && !result.actual.empty()) {
-      const std::string saved = save_actual(fixture, result, options.engine, options.save);
-      record.text += "      saved: " + saved + "\n";
       Json::Object all = record.json.members();
-      all["saved"] = saved;
+      try {
+        const std::string saved = save_actual(fixture, result, options.engine, options.save);
+        record.text += "      saved: " + saved + "\n";
+        all["saved"] = saved;
+      } catch (const std::exception& e) {  // a full disk does not change the verdict
+        record.text += std::string("      not saved: ") + e.what() + "\n";
+      }
       all["text"] = record.text;
       record.json = std::move(all);
     }

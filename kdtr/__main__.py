@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kdtr.cli import main
+try:
+    from kdtr.cli import main
+except KeyboardInterrupt:  # while Python still loads
+    raise SystemExit(130) from None
 
 if __name__ == "__main__":
     main()

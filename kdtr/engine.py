@@ -109,17 +109,23 @@ def in_python(spec: str) -> bool:
 
 
 def conform(arguments: Sequence[str | os.PathLike[str]]) -> int:
-    """Run kdtr-conform and return its exit code. Raises EngineError when it was not built."""
+    """Run kdtr-conform and return its exit code, 128 + N where it was told to end by signal N.
+
+    Raises EngineError when it was not built, or crashed.
+    """
     if why := missing():
         raise EngineError("kdtr-conform", why)
     where = folder()
     assert where is not None
     with subprocess.Popen([where / "kdtr-conform", *arguments]) as process:
         try:
-            return process.wait()
+            code = process.wait()
         except BaseException:
             process.terminate()  # not SIGKILL: it ends its worker, and what that started
             raise
+    if code < 0 and -code not in (signal.SIGINT, signal.SIGPIPE, signal.SIGTERM):
+        raise EngineError("kdtr-conform", f"killed by {signal.Signals(-code).name}")
+    return code if code >= 0 else 128 - code
 
 
 if os.environ.get("PYTHONSAFEPATH") == "kdtr":  # of `safe_path`: for this process, not for its own

@@ -114,6 +114,21 @@ def test_a_full_disk_is_one_line_for_options_too(option: str) -> None:
     assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
 
 
+def test_an_interrupt_while_python_still_loads_is_no_traceback() -> None:
+    program = (
+        "import runpy, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'click':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "runpy.run_module('kdtr', run_name='__main__')\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, stderr=-1, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_help_imports_no_numpy() -> None:
     program = "import sys; from kdtr.cli import cli; cli(['--help'], standalone_mode=False); "
     program += "sys.exit('numpy' in sys.modules)"

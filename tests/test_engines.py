@@ -190,6 +190,20 @@ def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path, engine: str, sa
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGPIPE"])
+def test_a_judge_that_a_signal_ends_is_no_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "kdtr-conform").write_text(f"#!/bin/sh\nkill -{name[3:]} $$\n")
+    (tmp_path / "kdtr-conform").chmod(0o755)
+    monkeypatch.setenv("KDTR_BIN", str(tmp_path))
+    if name == "SIGPIPE":  # `kdtr certify | head`
+        assert compiled.conform([]) == 141
+    else:
+        with pytest.raises(EngineError, match="kdtr-conform: killed by SIGSEGV"):
+            compiled.conform([])
+
+
 def test_a_build_without_cuda_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KDTR_BIN", str(tmp_path))
     with pytest.raises(EngineError, match="engine cuda: this build has none: build again"):

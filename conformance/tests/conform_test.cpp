@@ -277,6 +277,10 @@ void wrong_arguments_are_named() {
   refused("--tier huge", "--tier: value, want small or full, got huge");
   refused("--python " + scratch, "loading the engine: ");
   refused("--python /absent", "--python: interpreter, want the path of a program, got /absent");
+  const Ran full = judge("libkdtr_broken.so:wrong_sign", "--save /dev/null/x " + scratch);
+  CHECK_EQ(full.exit, 1);
+  CHECK_HAS(full.output, "diagnosis: equals `negated`");
+  CHECK_HAS(full.output, "not saved: filesystem error: ");
   refused("--expect " + scratch, scratch + ": cannot be read");
   CHECK_EQ(judge("libkdtr_broken.so:correct", scratch + "/tiny@1 > /dev/full").exit, 2);
 }
