@@ -121,6 +121,11 @@ def test_what_a_page_shows_happens(page: Path, tmp_path: Path, shell: dict[str, 
     follow(page, tmp_path, shell)
 
 
+@pytest.mark.engine
+def test_what_the_readme_shows_happens(tmp_path: Path, shell: dict[str, str]) -> None:
+    follow(ROOT / "README.md", tmp_path, shell)
+
+
 def follow(page: Path, folder: Path, shell: dict[str, str]) -> None:
     """Do what a page says, in a folder and an environment."""
     for block in blocks(page):
