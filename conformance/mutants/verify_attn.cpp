@@ -2,6 +2,10 @@
 // it. Wrong slots are wrapped into the pool, so that a fault is a wrong answer and not a crash.
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <limits>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "mutant.h"
@@ -24,7 +28,11 @@ enum FaultId {
   kMaskTransposed,
   kMaskOfRequest0,
   kMaskStrideNNodes,
+  kSlotStrideNNodes,
+  kSeesItself,
   kVisibleIsBit0,
+  kVisibleIs1,
+  kVisibleIsSigned,
   kColumnsPast32Hidden,
   kColumnsPast64Hidden,
   kColumnsPast128Hidden,
@@ -104,13 +112,18 @@ enum FaultId {
   kOutputNotRescaled,
   kSumNotRescaled,
   kTileMaxReplacesMax,
+  kTileMaxOverflows,
   kSplitsAveraged,
   kSplitsMergedBase2,
   kLightSplitDropped,
   kMaskedSplitIsNan,
   // Refusals.
   kBadPageAccepted,
+  kNegativePageAccepted,
   kBadSlotAccepted,
+  kNegativeSlotAccepted,
+  kSlotsPast32Accepted,
+  kUnseenSlotAccepted,
   kLongPrefixAccepted,
   kManyNodesAccepted,
   kNegativeLengthsAccepted,
@@ -128,7 +141,51 @@ enum FaultId {
   kNothingWithoutElements,
   kWholePageChecked,
   kPageStartChecked,
+  kFaults,
 };
+
+// A branch of a kernel: a part, and the type of the rows or an output in f32.
+struct Branch {
+  const char *name, *part;
+  DLDataType rows;  // f32 stands for: another one, and out in f32
+  bool holds(std::string_view here, DLDataType q, DLDataType out) const {
+    if (here != part || kdtr::is<float>(q)) return false;
+    return kdtr::is<float>(rows) ? kdtr::is<float>(out) : kdtr::same(rows, q) && kdtr::same(q, out);
+  }
+};
+constexpr DLDataType kF32 = kdtr::dtype_of<float>, kF16 = kdtr::dtype_of<kdtr::f16>,
+                     kBf16 = kdtr::dtype_of<kdtr::bf16>;
+constexpr Branch kBranches[] = {
+    {"prefix_bf16", "prefix", kBf16},   {"prefix_f16", "prefix", kF16},
+    {"prefix_f32_out", "prefix", kF32}, {"tail_bf16", "tail", kBf16},
+    {"tail_f16", "tail", kF16},         {"tail_f32_out", "tail", kF32},
+};
+// The faults that are planted also in one branch alone.
+constexpr FaultId kInPrefix[] = {kFullTableRefused,     kPageStartChecked,    kBadPageAccepted,
+                                 kNegativePageAccepted, kValueTailNotWritten, kScaleWithoutSign,
+                                 kSumNotRescaled,       kTileMaxOverflows};
+constexpr FaultId kInTail[] = {kBadSlotAccepted,    kNegativeSlotAccepted, kSlotsPast32Accepted,
+                               kSeesItself,         kVisibleIsBit0,        kMaskStrideNNodes,
+                               kUnseenRowTimesZero, kValueTailNotWritten,  kEmptyRowIsNan,
+                               kMaskedScoreIsSmall, kScaleWithoutSign,     kSumNotRescaled,
+                               kTileMaxOverflows};
+struct InBranch {
+  Branch branch;
+  FaultId fault;
+};
+const std::vector<InBranch>& in_branches() {  // fault kFaults + i is the i-th of these
+  static const std::vector<InBranch> all = [] {
+    std::vector<InBranch> found;
+    for (const Branch& branch : kBranches) {
+      const auto add = [&](const auto& faults) {
+        for (const FaultId fault : faults) found.push_back({branch, fault});
+      };
+      std::string_view(branch.part) == "prefix" ? add(kInPrefix) : add(kInTail);
+    }
+    return found;
+  }();
+  return all;
+}
 
 // A sum with the rounding errors carried along (Neumaier), so that the second reference is not the
 // less exact one.
@@ -187,6 +244,7 @@ struct Op {
     if (is(kWholePageChecked)) rows = page_size;
     if (is(kPageStartChecked)) rows = 1;
     const int64_t last = slot(page, rows - 1);
+    if (is(kNegativePageAccepted)) return last < slots;
     return page >= 0 && last >= 0 && last < slots;
   }
   bool refused(int64_t r) const {
@@ -207,8 +265,17 @@ struct Op {
           if (!page_ok(page_table[r * max_pages + i], 1)) return true;
     }
     if (tree_slots != nullptr && !is(kBadSlotAccepted))
-      for (int64_t j = 0; j < n; ++j)
-        if (tree_slots[r * N + j] < 0 || tree_slots[r * N + j] >= slots) return true;
+      for (int64_t j = 0; j < (is(kSlotsPast32Accepted) ? std::min<int64_t>(n, 32) : n); ++j)
+        if ((tree_slot(r, j) < 0 && !is(kNegativeSlotAccepted)) || tree_slot(r, j) >= slots)
+          if (!is(kUnseenSlotAccepted) || seen_by_any(r, j)) return true;
+    return false;
+  }
+  int64_t tree_slot(int64_t r, int64_t j) const {
+    return tree_slots[r * (is(kSlotStrideNNodes) ? n_nodes[r] : N) + j];
+  }
+  bool seen_by_any(int64_t r, int64_t j) const {
+    for (int64_t i = 0; i < n_nodes[r]; ++i)
+      if (mark(r, i, j) != 0) return true;
     return false;
   }
 
@@ -233,6 +300,8 @@ struct Op {
     const int64_t request = is(kMaskOfRequest0) ? 0 : r;
     const int64_t stride = is(kMaskStrideNNodes) ? n_nodes[r] : N;
     const std::uint8_t byte = visible[request * N * N + i * stride + j];
+    if (is(kVisibleIs1)) return byte == 1 ? 1 : 0;
+    if (is(kVisibleIsSigned)) return byte < 128 ? byte : 0;
     return is(kVisibleIsBit0) ? byte & 1 : byte;
   }
   int64_t parent(int64_t r, int64_t i) const {
@@ -251,6 +320,9 @@ struct Op {
         break;
       case kNoSelf:
         if (i == j) return false;
+        break;
+      case kSeesItself:
+        if (i == j) return true;
         break;
       case kParentOnly:
         return i == j || j == parent(r, i);
@@ -323,8 +395,7 @@ struct Op {
     if (tree_slots != nullptr && !skip) {
       for (int64_t j = 0; j < (is(kPadNodesSeen) ? N : n); ++j) {
         const bool follow = is(kTreeRowsFollowPrefix) && page_table != nullptr;
-        const int64_t at =
-            follow ? prefix_slot(r, prefix(r) + j) : static_cast<int64_t>(tree_slots[r * N + j]);
+        const int64_t at = follow ? prefix_slot(r, prefix(r) + j) : tree_slot(r, j);
         (sees(r, i, j) ? found.seen : found.masked).push_back(offset(at));
       }
       if (is(kUnseenRowTimesZero)) found.multiplied_by_zero = found.masked;
@@ -408,14 +479,17 @@ struct Op {
   State online(const std::vector<double>& s, const std::vector<int64_t>& seen) const {
     State state;
     state.o.assign(static_cast<std::size_t>(Dv), 0.0);
+    if (s.empty()) return state;
     double top = -kInf;
     double mass = 0;
     for (std::size_t first = 0; first < s.size(); first += 64) {
       const std::size_t end = std::min(s.size(), first + 64);
       const double tile_top = *std::max_element(s.begin() + static_cast<std::ptrdiff_t>(first),
                                                 s.begin() + static_cast<std::ptrdiff_t>(end));
-      const double new_top = is(kTileMaxReplacesMax) ? tile_top : std::max(top, tile_top);
-      const double rescale = new_top > top ? std::exp(top - new_top) : 1.0;
+      const bool tile_only = is(kTileMaxReplacesMax) || is(kTileMaxOverflows);
+      const double new_top = tile_only ? tile_top : std::max(top, tile_top);
+      double rescale = new_top > top || is(kTileMaxOverflows) ? std::exp(top - new_top) : 1.0;
+      if (rescale > std::numeric_limits<float>::max()) rescale = kInf;
       if (!is(kSumNotRescaled)) mass *= rescale;
       if (!is(kOutputNotRescaled))
         for (double& o : state.o) o *= rescale;
@@ -428,7 +502,7 @@ struct Op {
       }
     }
     for (double& o : state.o) o /= mass;
-    if (!s.empty()) state.lse = top + std::log(mass);
+    state.lse = top + std::log(mass);
     return state;
   }
 
@@ -498,7 +572,8 @@ struct Op {
       s.assign(found.masked.size(), 0.0);
     }
     State state;
-    if (is(kOutputNotRescaled) || is(kSumNotRescaled) || is(kTileMaxReplacesMax)) {
+    if (is(kOutputNotRescaled) || is(kSumNotRescaled) || is(kTileMaxReplacesMax) ||
+        is(kTileMaxOverflows)) {
       state = online(s, found.seen);
     } else if (is(kSplitsAveraged) || is(kSplitsMergedBase2) || is(kLightSplitDropped)) {
       state = split(s, found.seen);
@@ -547,10 +622,15 @@ struct Op {
 
 void run(Call& c, int fault) {
   Op op{};
-  op.fault = fault;
   op.q = &c.any("q", KDTR_IN, "R N H D");
   op.pool = &c.any("kv_pool", KDTR_IN, "slots D");
   op.out = &c.any("out", KDTR_OUT, "R N H Dv");
+  const std::string_view part = c.attr_str("part");
+  if (fault >= kFaults) {
+    const InBranch& only = in_branches()[static_cast<std::size_t>(fault - kFaults)];
+    fault = only.branch.holds(part, op.q->dtype, op.out->dtype) ? only.fault : kCorrect;
+  }
+  op.fault = fault;
   op.lse = &c.any("lse", KDTR_OUT, "R N H");
   c.bind("Dv", c.attr_int("Dv"));
   op.R = c.dim("R");
@@ -562,7 +642,6 @@ void run(Call& c, int fault) {
   op.scale = c.attr_float("scale");
   op.page_size = c.attr_int("page_size");
   op.n_nodes = c.in<std::int32_t>("n_nodes", "R").data;
-  const std::string_view part = c.attr_str("part");
   if (part != "tail") {
     op.page_table = c.in<std::int32_t>("page_table", "R max_pages").data;
     op.prefix_len = c.in<std::int32_t>("prefix_len", "R").data;
@@ -589,9 +668,9 @@ void run(Call& c, int fault) {
   }
 }
 
-KDTR_MUTANTS(
-    {"verify_attn@1",
-     {{"correct", "control"},
+std::vector<kdtr::Fault> faults() {
+  std::vector<kdtr::Fault> all = {
+      {"correct", "control"},
       {"causal_mask", "a node sees all earlier nodes, not only its ancestors"},
       {"sees_all_nodes", "the tree mask is ignored"},
       {"sibling_leak", "a node also sees its siblings"},
@@ -601,7 +680,11 @@ KDTR_MUTANTS(
       {"mask_transposed", "visible is read as [column, row]"},
       {"mask_of_request_0", "every request uses the mask of request 0"},
       {"mask_stride_n_nodes", "mask rows are n_nodes apart, not N"},
+      {"slot_stride_n_nodes", "slots of requests are n_nodes apart, not N"},
+      {"sees_itself", "a node sees its own row whatever the mask says"},
       {"visible_is_bit_0", "only bit 0 of a mask byte is looked at"},
+      {"visible_is_1", "a mask byte other than 1 hides the row"},
+      {"visible_is_signed", "a mask byte from 128 on hides the row"},
       {"columns_past_32_hidden", "one 32-bit mask word a row: columns from 32 on are hidden"},
       {"columns_past_64_hidden", "one 64-bit mask word a row: columns from 64 on are hidden"},
       {"columns_past_128_hidden", "two 64-bit mask words a row: columns from 128 on are hidden"},
@@ -678,12 +761,17 @@ KDTR_MUTANTS(
       {"output_not_rescaled", "a new maximum rescales the sum but not the output"},
       {"sum_not_rescaled", "a new maximum rescales the output but not the sum"},
       {"tile_max_replaces_max", "a tile with a lower maximum lowers the running one"},
+      {"tile_max_overflows", "sums are rescaled to each tile's maximum, which overflows f32"},
       {"splits_averaged", "two splits are merged with equal weights"},
       {"splits_merged_base_2", "two splits are merged as if their lse were base 2"},
       {"light_split_dropped", "a split with a weight below 1e-4 is dropped"},
       {"masked_split_is_nan", "a split of which a node sees nothing leaves NaN in the merge"},
       {"bad_page_accepted", "a page id outside the pool is not refused"},
+      {"negative_page_accepted", "a page id below 0 is not refused"},
       {"bad_slot_accepted", "a tree slot outside the pool is not refused"},
+      {"negative_slot_accepted", "a tree slot below 0 is not refused"},
+      {"slots_past_32_accepted", "slots of nodes from 32 on are not checked"},
+      {"unseen_slot_accepted", "the slot of a row that nobody sees is not checked"},
       {"long_prefix_accepted", "a prefix longer than its page table is cut, not refused"},
       {"many_nodes_accepted", "n_nodes above N is cut, not refused"},
       {"negative_lengths_accepted", "a negative prefix_len or n_nodes counts as 0"},
@@ -700,7 +788,17 @@ KDTR_MUTANTS(
       {"empty_pool_refused", "a pool without slots refuses every request"},
       {"nothing_without_elements", "nothing is written when out has no elements"},
       {"whole_page_checked", "a page that ends past the pool is refused though its rows are there"},
-      {"page_start_checked", "only a page's first row is checked against the pool"}},
-     run});
+      {"page_start_checked", "only a page's first row is checked against the pool"}};
+  static std::deque<std::string> texts;  // what the names point to
+  for (const InBranch& only : in_branches()) {
+    const kdtr::Fault& fault = all[static_cast<std::size_t>(only.fault)];
+    const char* name =
+        texts.emplace_back(std::string(fault.name) + "_in_" + only.branch.name).c_str();
+    all.push_back({name, fault.what});
+  }
+  return all;
+}
+
+KDTR_MUTANTS({"verify_attn@1", faults(), run});
 
 }  // namespace

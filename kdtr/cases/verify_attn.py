@@ -273,10 +273,10 @@ def _masked_rows(**shape: Any) -> Arrays:
 
 
 def _not_a_tree(n: int = 9, **shape: Any) -> Arrays:
-    """Any mask is legal: a checkerboard, with bytes other than 1 for visible."""
+    """Any mask is legal: every other row, not always one's own, with bytes other than 1."""
     x = scene(330, [(5, n)], **shape)
     i, j = np.arange(n)[:, None], np.arange(n)[None, :]
-    marks = np.where((i * 3 + j * 5) % 4 < 2, 1, 0).astype(np.uint8)
+    marks = np.where((i * 3 + j * 2) % 4 < 2, 1, 0).astype(np.uint8)
     inputs = x.inputs(1)
     some = np.array([1, 2, 4, 128, 255, 1, 254, 16, 2], np.uint8)
     inputs["visible"][0] = marks * np.resize(some, n)
@@ -367,24 +367,105 @@ def _scaled(seed: int, gain: float, dtype: str = "f32") -> Callable[[], Arrays]:
     return make
 
 
-def _page_out_of_range(part: str = "whole", **shape: Any) -> Arrays:
+def _page_out_of_range(**shape: Any) -> Arrays:
     """One fault a request, good requests between them."""
     x = scene(400, [(20, 3)] * 12, H=1, **shape)
-    inputs = x.inputs(16, part)
+    inputs = x.inputs(16)
     pages = len(inputs["kv_pool"]) // 16
     inputs["n_nodes"][8] = 4
     inputs["n_nodes"][9] = -1
-    if part != "tail":
-        inputs["page_table"][1, 1] = pages  # first page past the pool
-        inputs["page_table"][2, 0] = -1
-        inputs["prefix_len"][4] = 3 * 16 + 1  # one row more than the table names
-        inputs["page_table"][4] = inputs["page_table"][4, 0]
-        inputs["prefix_len"][5] = -1
-        inputs["page_table"][10, 0] = 2**31 - 1  # 32-bit page * 16 wraps to -16
-    if part != "prefix":
-        inputs["tree_slots"][6, 2] = pages * 16
-        inputs["tree_slots"][7, 0] = -1
+    inputs["page_table"][1, 1] = pages  # first page past the pool
+    inputs["page_table"][2, 0] = -1
+    inputs["prefix_len"][4] = 3 * 16 + 1  # one row more than the table names
+    inputs["page_table"][4] = inputs["page_table"][4, 0]
+    inputs["prefix_len"][5] = -1
+    inputs["page_table"][10, 0] = 2**31 - 1  # 32-bit page * 16 wraps to -16
+    inputs["tree_slots"][6, 2] = pages * 16
+    inputs["tree_slots"][7, 0] = -1
     return inputs
+
+
+def _scored(dtype: str, slots: int, shape: tuple[int, int], Dv: int, D: int, sign: int) -> Arrays:
+    """Queries [R, N, 1, D] and a pool, for scores of `sign` / 4 times a product.
+
+    Even nodes' scores rise by 1/4 for each unit of a row's column Dv + 1; odd nodes' are 100
+    where column Dv is 1, else near 0.
+    """
+    q = nx.normal(420, (*shape, 1, D), GRID[dtype])
+    pool = nx.normal(421, (slots, D), GRID[dtype])
+    q[..., :Dv] /= 16 if Dv > 64 else 4
+    q[..., Dv:] = 0.0
+    q[:, ::2, 0, Dv + 1] = sign
+    q[:, 1::2, 0, Dv] = sign * 400.0
+    pool[:, Dv:] = 0.0
+    return {"q": ROUND[dtype](q), "kv_pool": ROUND[dtype](pool)}
+
+
+def _odd_requests(
+    part: str, page: int, *, Dv: int, dtype: str, D: int = 0, sign: int = -1
+) -> Arrays:
+    """Requests over the same rows, good ones and refused ones; the pool ends inside a page.
+
+    The prefix fills its table, and a tile of 64 keys and more. Page 0 is NaN.
+    """
+    full, N = -(-66 // page), 3
+    P, tree = full * page, (full + 1) * page
+    slots = tree + 5
+    inputs = dict(_scored(dtype, slots, (17, N), Dv, D or Dv + 3, sign))
+    q, pool = inputs["q"], inputs["kv_pool"]
+    pages = np.arange(full, 0, -1)
+    t = np.arange(P)
+    pool[pages[t // page] * page + t % page, Dv + 1] = t
+    pool[tree:, Dv + 1] = P + np.arange(5)
+    pool[tree:, Dv + 2] = 234.0
+    pool[full * page, Dv] = 1.0
+    pool[:page] = NAN
+    n_nodes = np.full(17, 2, np.int32)
+    table = np.tile(pages.astype(np.int32), (17, 1))
+    length = np.full(17, P, np.int32)
+    at = np.tile(np.array([tree + 2, tree, tree + 1], np.int32), (17, 1))
+    sees = np.tile(np.array([[0, 2, 0], [1, 255, 0], [128, 0, 4]], np.uint8), (17, 1, 1))
+    n_nodes[[0, 2, 8, 9]] = 3
+    length[[2, 9]] = 0
+    table[[2, 9]] = np.resize(GARBAGE, full)
+    # 2: nobody sees rows 0 and 1, node 1 sees nothing; 3 to 5: more nodes than N, less than 0, none
+    at[2, :2] = 0
+    sees[2] = [[0, 0, 1], [0, 0, 0], [0, 0, 255]]
+    n_nodes[3:6] = N + 1, -1, 0
+    length[5], at[5], table[5], sees[5] = -5, -1, -1, 0xA5
+    # 6 to 8: slots below 0 and past the pool, one of them of a row that nobody sees
+    at[6, 0], at[7, 1], at[8, 2] = -1, slots, slots
+    sees[8, :, 2] = 0
+    q[1, 1, 0, Dv : Dv + 2] = 0.0, sign  # whose mask is n_nodes behind the first
+    q[9, ..., Dv:] = 0.0  # all scores that node sees near -60,000
+    q[9, ..., Dv + 2] = sign * -1024.0
+    # 10, 11: to the last row of the pool, and one more; 12, 13: pages of no rows, one that wraps
+    for r, last in ((10, slots - 1), (11, slots)):
+        table[r, -1], length[r] = last // page, (full - 1) * page + last % page + 1
+    table[12, 0], table[13, 0] = -1, min(2**32 // page, 2**31 - 1)
+    length[14:17] = -1, P + 1, 2**31 - 1
+    for r, n in enumerate(np.clip(n_nodes, 0, N)):
+        q[r, n:], at[r, n:] = NAN, np.resize(GARBAGE, N - n)
+        sees[r, n:], sees[r, 1:, n:] = 0xA5, 0xA5  # but for node 0's: rows that are too near show
+    inputs["n_nodes"] = n_nodes
+    if part != "tail":
+        inputs.update(page_table=table, prefix_len=length)
+    if part != "prefix":
+        inputs.update(tree_slots=at, visible=sees)
+    has = {"whole": range(17), "prefix": [*range(6), *range(10, 17)], "tail": range(10)}[part]
+    return {name: x if name == "kv_pool" else x[list(has)] for name, x in inputs.items()}
+
+
+def _tail_of_65(dtype: str, *, Dv: int = 1, D: int = 3, sign: int = -1) -> Arrays:
+    """More tree rows than a tile of 64 keys; a request whose node 32 of 33 has no row."""
+    inputs = dict(_scored(dtype, 65, (2, 65), Dv, D, sign))
+    at = np.resize(_permutation(422, 65).astype(np.int32), (2, 65))
+    inputs["kv_pool"][at[0], Dv + 1] = np.arange(65)
+    inputs["kv_pool"][at[0, 0], Dv] = 1.0
+    at[1, 32] = 65
+    inputs["q"][1, 33:] = NAN
+    marks = np.ones((2, 65, 65), np.uint8)
+    return {**inputs, "n_nodes": np.array([65, 33], np.int32), "tree_slots": at, "visible": marks}
 
 
 def _lengths_that_wrap(**shape: Any) -> Arrays:
@@ -670,13 +751,14 @@ def _masks() -> Iterator[Case]:
     )
     yield Case(
         name="any_mask",
-        catches="a mask taken for granted to be a tree, or visible bytes compared with 1",
+        catches="a mask taken for granted to be a tree in which each node sees itself, or visible "
+        "bytes compared with 1",
         inputs=_not_a_tree,
         attrs=_attrs(),
         profile="f32",
         family="hand",
         seed=330,
-        kills=("visible_is_bit_0", "mask_transposed", "no_self"),
+        kills=("visible_is_bit_0", "visible_is_1", "mask_transposed", "no_self", "sees_itself"),
     )
     yield Case(
         name="any_mask_of_70",
@@ -859,6 +941,7 @@ def _pages() -> Iterator[Case]:
         kills=("causal_mask", "no_self"),
         wrong=("causal_instead_of_ancestor",),
     )
+    narrow = ("width_tail_dropped", "value_tail_not_written")
     for dtype in ("bf16", "f16"):
         for part, page, kills in (
             ("prefix", 64, ("prefix_is_causal", "last_prefix_key_dropped", "page_size_is_16")),
@@ -866,15 +949,15 @@ def _pages() -> Iterator[Case]:
         ):
             yield Case(
                 name=f"part_{part}_{dtype}",
-                catches=f"the {part} part in this type",
-                inputs=_random(880, [(21, 5), (40, 9)], page, part, H=1, dtype=dtype),
-                attrs=_attrs(page, part),
+                catches=f"a causal {part}, or columns past the last full 16 dropped, in this type",
+                inputs=_random(880, [(21, 5), (40, 9)], page, part, H=1, D=19, dtype=dtype),
+                attrs=_attrs(page, part, Dv=17),
                 dtypes=_all(dtype),
                 profile=f"{dtype}_f32acc",
                 family="random",
                 seed=880,
                 flags=("ragged",),
-                kills=kills,
+                kills=kills + narrow + _in_branch(part, dtype, dtype, narrow),
             )
     yield Case(
         name="part_prefix_empty",
@@ -891,13 +974,13 @@ def _pages() -> Iterator[Case]:
             name="parts_f32_out" if part == "prefix" else f"{part}_f32_out",
             catches="parts that go to a merge: f32 out of bf16 rows, not rounded to bf16; one "
             "head's weights are equal, so that rounding them hides nothing",
-            inputs=_means(880, (50, 5), 16, part, dtype="bf16"),
-            attrs=_attrs(16, part),
+            inputs=_means(880, (50, 5), 16, part, D=19, dtype="bf16"),
+            attrs=_attrs(16, part, Dv=17),
             dtypes=_all("bf16", "f32"),
             profile="bf16_f32acc_pbf16_f32out",
             family="random",
             seed=880,
-            kills=("f32_out_through_bf16",),
+            kills=("f32_out_through_bf16", *narrow, *_in_branch(part, "bf16", "f32", narrow)),
         )
     for page in (1, 16, 64):
         yield Case(
@@ -951,12 +1034,15 @@ def _sizes() -> Iterator[Case]:
         kills: tuple[str, ...] = ()
         if n >= 33:
             kills = ("columns_past_32_hidden", "mask_word_wraps")
+        if n == 33:
+            kills += ("slots_past_32_accepted",)
         if n == 65:
             kills += ("columns_past_64_hidden",)
         yield Case(
             name=f"nodes_{n}",
-            catches="mask words and node tiles at their edges: the last rows dominate",
-            inputs=_wide_tree(900 + n, n),
+            catches="mask words and node tiles at their edges: the last rows dominate"
+            + (", and the last of 33 slots is out of range" if n == 33 else ""),
+            inputs=_wide_tree(900 + n, n, again=n == 33),
             attrs=_attrs(1, Dv=4, scale=0.5),
             profile="f32",
             family="needle_alt",
@@ -1088,15 +1174,23 @@ def _sizes() -> Iterator[Case]:
     )
 
 
-def _wide_tree(seed: int, n: int, **shape: Any) -> Callable[[], Arrays]:
-    """Each node's own row and its parent's hold its mass: the last columns of the mask matter."""
+def _wide_tree(seed: int, n: int, *, again: bool = False, **shape: Any) -> Callable[[], Arrays]:
+    """Each node's own row and its parent's hold its mass: the last columns of the mask matter.
+
+    `again`: a second request is the first, but for its last slot, which is out of range.
+    """
 
     def make() -> Arrays:
         x = scene(seed, [(3, n)], H=1, D=8, **shape)
         # Later rows score higher; 256 sixteenths are what bf16 can hold.
         x.tree[0][:, 4] = np.minimum(np.arange(n), 256) / 16.0
         x.q[0, :, :, 4] = 3.0
-        return x.inputs(1)
+        inputs = x.inputs(1)
+        if again:
+            for name in inputs.keys() - {"kv_pool"}:
+                inputs[name] = np.concatenate([inputs[name]] * 2)
+            inputs["tree_slots"][1, n - 1] = len(inputs["kv_pool"])
+        return inputs
 
     return make
 
@@ -1363,63 +1457,84 @@ def _dtypes() -> Iterator[Case]:
 
 def _half() -> Iterator[Case]:
     """Conditions of f32 cases for kernels that take 16-bit types only."""
-    refusals = ("bad_page_accepted", "bad_slot_accepted", "long_prefix_accepted",
-                "many_nodes_accepted", "bad_request_fails_batch",
-                "refused_rows_not_written")  # fmt: skip
-    wide = ("columns_past_64_hidden", "columns_past_128_hidden", "nodes_past_65")
     for dtype in ("bf16", "f16"):
         shape: dict[str, Any] = {"H": 1, "D": 4, "dtype": dtype}
         rows = [(r % 3, r % 2) for r in range(257)]
-        table: tuple[tuple[str, Callable[[], Arrays], int, int, float, tuple[str, ...]], ...] = (
-            ("refused_requests", partial(_page_out_of_range, D=4, dtype=dtype), 16, 2, K25,
-             refusals),
-            ("rows_that_see_nothing", partial(_masked_rows, **shape), 16, 2, K25,
+        table: tuple[
+            tuple[str, str, Callable[[], Arrays], int, int, float, tuple[str, ...]], ...
+        ] = (
+            ("rows_that_see_nothing",
+             "NaN, the mean of V or lse +inf for a node that sees nothing",
+             partial(_masked_rows, **shape), 16, 2, K25,
              ("empty_lse_is_plus_inf", "empty_row_is_mean", "empty_row_is_nan")),
-            ("unseen_rows_nan", partial(_unseen_rows, NAN, **shape), 16, 2, K25,
-             ("unseen_row_times_zero",)),
-            ("any_mask_of_70", partial(_not_a_tree, 70, **shape), 1, 2, K25,
-             ("tiles_above_diagonal_skipped", "visible_is_bit_0", "mask_transposed")),
-            ("nodes_130", _wide_tree(1157, 130, dtype=dtype), 1, 2, 0.5, wide),
-            ("batch_257", _random(1261, rows, 1, **shape), 1, 2, K25, ("requests_past_64",)),
-            ("heads_129", _random(1330, [(3, 1)], 1, H=129, D=4, dtype=dtype), 1, 2, K25,
+            ("unseen_rows_nan",
+             "a tree row that nobody sees, multiplied by a weight of zero instead of skipped",
+             partial(_unseen_rows, NAN, **shape), 16, 2, K25, ("unseen_row_times_zero",)),
+            ("any_mask_of_70",
+             "mask tiles above the diagonal skipped, or one bit of a visible byte looked at",
+             partial(_not_a_tree, 70, **shape), 1, 2, K25,
+             ("tiles_above_diagonal_skipped", "visible_is_bit_0", "mask_transposed",
+              "sees_itself")),
+            ("nodes_130", "nodes or mask columns past 64 or 128 dropped: the last rows dominate",
+             _wide_tree(1157, 130, dtype=dtype), 1, 2, 0.5,
+             ("columns_past_64_hidden", "columns_past_128_hidden", "nodes_past_65")),
+            ("batch_257", "requests past those of a block of 64 left out",
+             _random(1261, rows, 1, **shape), 1, 2, K25, ("requests_past_64",)),
+            ("heads_129", "heads past 16, 64 or 128 that use the queries of the first ones",
+             _random(1330, [(3, 1)], 1, H=129, D=4, dtype=dtype), 1, 2, K25,
              ("heads_past_16", "heads_past_64", "heads_past_128")),
-            ("prefix_5003_page_16", _far_needles(906, 16, dtype), 16, 2, 1.0,
-             ("prefix_past_4096", "table_past_256")),
-            ("scores_near_minus_60000", _levels((2048.0, -234.0), dtype), 16, 2, 0.125,
+            ("prefix_5003_page_16", "a prefix, or its page table, cut to a power of two",
+             _far_needles(906, 16, dtype), 16, 2, 1.0, ("prefix_past_4096", "table_past_256")),
+            ("scores_near_minus_60000", "hidden scores of -10000, which are above every valid one",
+             _levels((2048.0, -234.0), dtype), 16, 2, 0.125,
              ("masked_score_is_small", "no_max_shift")),
-            ("scores_near_2000", _levels((64.0, 250.0), dtype), 16, 2, 0.125,
-             ("no_max_shift", "constant_shift")),
-            ("scale_negative", _random(396, [(20, 4), (0, 3)], 1, **shape), 1, 2, -0.25,
+            ("scores_near_2000", "exp without the shift by the row maximum, or a constant shift",
+             _levels((64.0, 250.0), dtype), 16, 2, 0.125, ("no_max_shift", "constant_shift")),
+            ("scale_negative", "a scale below 0 taken for its magnitude",
+             _random(396, [(20, 4), (0, 3)], 1, **shape), 1, 2, -0.25,
              ("scale_without_sign", "tree_skipped_without_prefix")),
-            ("lengths_that_wrap", partial(_lengths_that_wrap, dtype=dtype), 16, 2, K25,
-             ("length_wraps",)),
-            ("page_ids_that_wrap", partial(_page_wraps, **shape), 16, 2, K25, ("slot_in_32_bits",)),
-            ("pool_ends_inside_a_page", partial(_pool_edge, **shape), 16, 2, K25,
+            ("lengths_that_wrap",
+             "a length near 2^31 that wraps to nothing when a page is added to it",
+             partial(_lengths_that_wrap, dtype=dtype), 16, 2, K25, ("length_wraps",)),
+            ("page_ids_that_wrap",
+             "page times page size in 32 bits: an absurd page id becomes a valid slot",
+             partial(_page_wraps, **shape), 16, 2, K25, ("slot_in_32_bits",)),
+            ("pool_ends_inside_a_page",
+             "a page checked whole, or by its first row alone, not by the rows that are used",
+             partial(_pool_edge, **shape), 16, 2, K25,
              ("whole_page_checked", "page_start_checked")),
-            ("unused_garbage", partial(_unused_out_of_range, **shape), 16, 2, K25,
+            ("unused_garbage", "unused table entries or an inactive request checked",
+             partial(_unused_out_of_range, **shape), 16, 2, K25,
              ("unused_page_refused", "inactive_request_checked")),
-            ("table_full", partial(_table_full, **shape), 16, 2, K25, ("full_table_refused",)),
-            ("shared_rows", partial(_shared_rows, **shape), 16, 2, K25,
+            ("table_full", "a prefix that fills its page table refused",
+             partial(_table_full, **shape), 16, 2, K25, ("full_table_refused",)),
+            ("shared_rows", "pages and slots taken to have one owner and to come once",
+             partial(_shared_rows, **shape), 16, 2, K25,
              ("shared_page_dropped", "repeated_slot_dropped")),
-            ("width_33_values_31", _random(1133, [(10, 4)], 1, H=1, D=33, dtype=dtype), 1, 31, K25,
+            ("width_33_values_31",
+             "columns past the last full 16 left out of scores, or not written",
+             _random(1133, [(10, 4)], 1, H=1, D=33, dtype=dtype), 1, 31, K25,
              ("width_tail_dropped", "value_tail_not_written")),
-            ("no_nodes", partial(_without, "nodes", D=4, dtype=dtype), 1, 2, K25,
+            ("no_nodes", "a status that is not written when there are no nodes to write",
+             partial(_without, "nodes", D=4, dtype=dtype), 1, 2, K25,
              ("nothing_without_elements",)),
-            ("no_table", partial(_without, "table", D=4, dtype=dtype), 1, 2, K25,
-             ("empty_table_refused",)),
-            ("no_pool", partial(_without, "pool", D=4, dtype=dtype), 1, 2, K25,
-             ("empty_pool_refused",)),
+            ("no_table", "requests without a prefix refused because the table has no pages",
+             partial(_without, "table", D=4, dtype=dtype), 1, 2, K25, ("empty_table_refused",)),
+            ("no_pool", "requests without rows refused because the pool has no slots",
+             partial(_without, "pool", D=4, dtype=dtype), 1, 2, K25, ("empty_pool_refused",)),
         )  # fmt: skip
-        for name, inputs, page, Dv, scale, kills in table if dtype == "bf16" else table[:9]:
+        for name, catches, inputs, page, Dv, scale, kills in (
+            table if dtype == "bf16" else table[:8]
+        ):
             yield Case(
                 name=f"{name}_{dtype}",
-                catches=f"the condition `{name}`, for kernels that do not take f32",
+                catches=catches,
                 inputs=inputs,
                 attrs=_attrs(page, Dv=Dv, scale=scale),
                 dtypes=_all(dtype),
                 profile="bf16_f32acc_pbf16" if dtype == "bf16" else "f16_f32acc_pf16",
                 family="hand",
-                flags=("ragged",) if name in ("refused_requests", "batch_257") else (),
+                flags=("ragged",) if name == "batch_257" else (),
                 kills=kills,
             )
 
@@ -1459,6 +1574,26 @@ def _tensor_cores() -> Iterator[Case]:
             attrs=_attrs(page, Dv=512), dtypes=_all(profile.split("_")[0]), profile=profile,
             family="random", tier="full", flags=flags,
         )  # fmt: skip
+    for part, dtype, out, page in (
+        ("whole", "bf16", "bf16", 64), ("whole", "f16", "f16", 1), ("prefix", "bf16", "f32", 16),
+        ("prefix", "f16", "f16", 64), ("tail", "bf16", "bf16", 1), ("tail", "f16", "f32", 1),
+    ):  # fmt: skip
+        odd: tuple[tuple[str, str, Callable[..., Arrays]], ...] = (
+            ("refused_requests",
+             "a row outside the pool accepted or one in it refused, or a mask byte read as a bit",
+             partial(_odd_requests, part, page, dtype=dtype)),
+            ("nodes_65", "sums not rescaled to the running maximum, or slots past 32 not checked",
+             partial(_tail_of_65, dtype)),
+        )  # fmt: skip
+        for name, catches, inputs in odd if part == "tail" else odd[:1]:
+            yield Case(
+                name=f"mla_{name}{_branch(part, dtype, out)}",
+                catches=f"at D 576, Dv 512, in this part and type: {catches}",
+                inputs=partial(inputs, Dv=512, D=576, sign=1),
+                attrs=_attrs(page, part, Dv=512, scale=0.25), dtypes=_all(dtype, out),
+                profile=_profile(dtype, "" if dtype == "f16" else out), family="hand", seed=420,
+                tier="full", flags=("ragged",),
+            )  # fmt: skip
     for part in ("prefix", "tail"):
         yield Case(
             name=f"mla_part_{part}",
@@ -1480,16 +1615,7 @@ def _refusals() -> Iterator[Case]:
                "many_nodes_accepted", "bad_request_fails_batch", "refused_rows_not_written"),
         wrong=("bad_request_fails_batch",),
     )  # fmt: skip
-    for part in ("prefix", "tail"):
-        yield Case(
-            name=f"refused_requests_{part}",
-            catches=f"a request of the {part} part whose lengths or slots are out of range",
-            inputs=partial(_page_out_of_range, part, D=4), attrs=_attrs(16, part, Dv=2),
-            profile="f32", family="hand", seed=400, flags=("ragged",),
-            kills=(f"{part}_part_unchecked", "many_nodes_accepted", "bad_request_fails_batch",
-                   "refused_rows_not_written"),
-            wrong=("bad_request_fails_batch",),
-        )  # fmt: skip
+    yield from _branches()
     yield Case(
         name="lengths_that_wrap",
         catches="a length near 2^31 that wraps to nothing when a page is added to it",
@@ -1533,6 +1659,94 @@ def _refusals() -> Iterator[Case]:
         seed=415,
         kills=("whole_page_checked", "page_start_checked"),
     )
+
+
+def _branches() -> Iterator[Case]:
+    """Refusals, masks and scores in each part and type, where a kernel may have its own code."""
+    shared = ("many_nodes_accepted", "negative_lengths_accepted", "bad_request_fails_batch",
+              "refused_rows_not_written", "status_always_ok", "pad_rows_computed",
+              "scale_without_sign")  # fmt: skip
+    prefix = ("full_table_refused", "bad_page_accepted", "negative_page_accepted",
+              "long_prefix_accepted", "length_wraps", "inactive_request_checked",
+              "sum_not_rescaled", "output_not_rescaled", "tile_max_overflows")  # fmt: skip
+    tail = ("bad_slot_accepted", "negative_slot_accepted", "unseen_slot_accepted",
+            "sees_itself", "visible_is_bit_0", "visible_is_1", "visible_is_signed",
+            "mask_stride_n_nodes", "slot_stride_n_nodes", "unseen_row_times_zero",
+            "empty_row_is_nan", "masked_score_is_small")  # fmt: skip
+    ends = ("page_start_checked", "whole_page_checked", "slot_in_32_bits")
+    branches = (
+        ("whole", "bf16", "bf16", 1), ("whole", "f16", "f16", 64), ("whole", "bf16", "f32", 16),
+        ("prefix", "f32", "f32", 1), ("prefix", "bf16", "bf16", 64),
+        ("prefix", "f16", "f16", 16), ("prefix", "bf16", "f32", 16),
+        ("tail", "f32", "f32", 1), ("tail", "bf16", "bf16", 64),
+        ("tail", "f16", "f16", 16), ("tail", "bf16", "f32", 16),
+    )  # fmt: skip
+    pages = "a full table or a page that ends with the pool refused, a page outside it accepted"
+    marks = "a slot outside the pool accepted, a mask byte read as a bit, a node that sees itself"
+    wrong = {"whole": f"{pages}; {marks}", "prefix": f"{pages}; sums not rescaled", "tail": marks}
+    kills: tuple[str, ...]
+    for part, dtype, out, page in branches:
+        kills = shared
+        if part != "tail":
+            kills += prefix + (ends if page > 1 else ("prefix_len_of_request_0",))
+        if part != "prefix":
+            kills += tail
+        yield Case(
+            name=f"refused_requests{_branch(part, dtype, out)}",
+            catches=f"in this part and type: {wrong[part]}, or the sign of the scale dropped",
+            inputs=partial(_odd_requests, part, page, Dv=2, dtype=dtype),
+            attrs=_attrs(page, part, Dv=2, scale=-0.25),
+            dtypes=_all(dtype, out),
+            profile=_profile(dtype, out),
+            family="hand",
+            seed=420,
+            flags=("ragged", "poison"),
+            kills=kills + _in_branch(part, dtype, out, kills),
+        )
+    for dtype, out in (("bf16", "bf16"), ("f16", "f16"), ("f16", "f32")):
+        kills = ("slots_past_32_accepted", "sum_not_rescaled", "output_not_rescaled",
+                 "tile_max_overflows", "columns_past_64_hidden")  # fmt: skip
+        yield Case(
+            name=f"nodes_65{_branch('tail', dtype, out)}",
+            catches="in this part and type, with more nodes than a tile has keys: sums not "
+            "rescaled to the running maximum, or slots past 32 not checked",
+            inputs=partial(_tail_of_65, dtype),
+            attrs=_attrs(1, "tail", Dv=1, scale=-0.25),
+            dtypes=_all(dtype, out),
+            profile=_profile(dtype, "" if dtype == "f16" else out),
+            family="hand",
+            seed=420,
+            kills=kills + _in_branch("tail", dtype, out, kills),
+        )
+
+
+def _branch(part: str, dtype: str, out: str) -> str:
+    """The end of a name: part and type, as far as they are not the whole in f32."""
+    kind = "" if dtype == out == "f32" else f"_{dtype}" if dtype == out else "_f32_out"
+    return ("" if part == "whole" else f"_{part}") + kind
+
+
+def _profile(dtype: str, out: str) -> str:
+    if dtype == "f32":
+        return "f32"
+    return f"{dtype}_f32acc_p{dtype}" + ("_f32out" if out == "f32" else "")
+
+
+def _in_branch(part: str, dtype: str, out: str, kills: Sequence[str]) -> tuple[str, ...]:
+    """Those of the faults that are also planted in this branch alone."""
+    if part == "whole" or dtype == out == "f32":
+        return ()
+    planted = {
+        "prefix": ("full_table_refused", "page_start_checked", "bad_page_accepted",
+                   "negative_page_accepted", "value_tail_not_written", "scale_without_sign",
+                   "sum_not_rescaled", "tile_max_overflows"),
+        "tail": ("bad_slot_accepted", "negative_slot_accepted", "slots_past_32_accepted",
+                 "sees_itself", "visible_is_bit_0", "mask_stride_n_nodes",
+                 "unseen_row_times_zero", "value_tail_not_written", "empty_row_is_nan",
+                 "masked_score_is_small", "scale_without_sign", "sum_not_rescaled",
+                 "tile_max_overflows"),
+    }  # fmt: skip
+    return tuple(f"{k}_in{_branch(part, dtype, out)}" for k in kills if k in planted[part])
 
 
 def _recorded() -> Iterator[Case]:

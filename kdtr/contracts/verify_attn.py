@@ -82,9 +82,10 @@ CONTRACT = Contract(
         "page": "table entries are page ids; a page holds page_size consecutive slots",
         "empty": "a row that sees nothing, and every row i >= n_nodes: out 0, lse -inf",
         "inactive": "n_nodes 0: status ok, nothing else of the request is read",
-        "bad_input": "n_nodes or prefix_len out of range, a used page entry or tree slot out of "
-        "range: status 1, out 0, lse -inf for the whole request",
-        "used": "table entries of rows t < prefix_len, tree_slots of nodes j < n_nodes",
+        "bad_input": "n_nodes or prefix_len out of range, or a used row, seen or not, outside the "
+        "pool: status 1, out 0, lse -inf for the whole request",
+        "used": "rows t < prefix_len and the table entries of their pages, rows and tree_slots of "
+        "nodes j < n_nodes; a page's other rows need not lie in the pool",
         "poison": "rows that no node of the request sees, unused entries and page tails never "
         "influence a result, whatever they hold",
     },
