@@ -247,7 +247,7 @@ Worker::Got Worker::read_line(std::string& line, Clock::time_point deadline) {
   }
 }
 
-std::string Worker::how_it_ended() {
+std::string Worker::how_it_ended(const char* when) {
   siginfo_t info{};
   ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT);
   ::kill(-pid_, SIGKILL);  // what it leaves behind; as yet its number is nobody else's
@@ -263,7 +263,7 @@ std::string Worker::how_it_ended() {
     return std::string("killed by SIG") + (name == nullptr ? "?" : name) + " (" +
            ::strsignal(WTERMSIG(status)) + ")";
   }
-  return "exited with " + std::to_string(WEXITSTATUS(status)) + " in the middle of the case";
+  return "exited with " + std::to_string(WEXITSTATUS(status)) + when;
 }
 
 EngineInfo Worker::engine() {
@@ -275,8 +275,8 @@ EngineInfo Worker::engine() {
       fail(options_.engine, "loading the engine: " + how_it_ended());
     case Got::kTimeout:
       stop();
-      fail(options_.engine, "loading the engine",
-           "done in " + std::to_string(options_.timeout) + " s", "no answer");
+      fail(options_.engine, "loading the engine", "done in " + shown(options_.timeout) + " s",
+           "no answer");
     case Got::kLine:
       break;
   }
@@ -320,7 +320,7 @@ Record Worker::judge(const std::string& path) {
         return broken(path, Status::kTimeout, std::string("no answer within ") + seconds + " s");
       }
       case Got::kEnd: {
-        const std::string how = how_it_ended();
+        const std::string how = how_it_ended(" in the middle of the case");
         return broken(path, Status::kCrash, note.empty() ? how : how + ", touching memory " + note);
       }
       case Got::kLine:

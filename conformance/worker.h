@@ -49,7 +49,7 @@ class Worker {
   void stop();
   Clock::time_point deadline() const;  // of what starts now
   Got read_line(std::string& line, Clock::time_point deadline);
-  std::string how_it_ended();  // "killed by SIGSEGV (segmentation fault)"
+  std::string how_it_ended(const char* when = "");  // "killed by SIGSEGV (segmentation fault)"
   Record broken(const std::string& path, Status status, const std::string& why) const;
 
   WorkerOptions options_;

@@ -101,10 +101,14 @@ class View:
         if self.dtype in ("bf16", "f16") and array.dtype.kind == "f" and array.dtype.itemsize > 2:
             array = dtypes.encode(dtypes.round_to(array, self.dtype), self.dtype)
         into = self.numpy()
-        if into.dtype.kind in "iu" and array.dtype.kind == "f" and np.any(array != np.rint(array)):
-            raise EngineError(
-                "View.write", "values", f"whole numbers, for {self.dtype}", "fractions"
-            )
+        if into.dtype.kind in "iu" and array.dtype.kind == "f":
+            wide, limits = array.astype(np.float64), np.iinfo(into.dtype)
+            if np.any(wide != np.rint(wide)):
+                raise EngineError(
+                    "View.write", "values", f"whole numbers, for {self.dtype}", "fractions"
+                )
+            if np.any((wide < limits.min) | (wide > limits.max)):
+                raise EngineError("View.write", "values", f"those of {self.dtype}", "larger ones")
         np.copyto(into, array, casting="unsafe")
 
 
@@ -206,14 +210,14 @@ class Adapter:
     def outputs(self, op: str) -> str | None:
         """Names of the outputs that the engine writes for an op, by commas; None for all.
 
-        An engine says so by a mapping `outputs` from ops to lists of names. An output that it
-        does not write is not checked, and the report lists it.
+        An engine says so by a mapping `outputs` from ops to lists of names, or to such a text. An
+        output that it does not write is not checked, and the report lists it.
         """
         partial = getattr(self.engine, "outputs", None)
         if not isinstance(partial, Mapping):
             return None
         names = partial.get(op, partial.get(op.partition("@")[0]))
-        return None if names is None else ",".join(names)
+        return names if names is None or isinstance(names, str) else ",".join(names)
 
     def run(self, core: Any) -> None:
         """Run one call on the judge's stream."""

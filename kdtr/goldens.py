@@ -43,7 +43,8 @@ SMALL_LIMIT = 256 << 10
 
 _PACKAGE = Path(__file__).resolve().parent
 _IN_TREE = (_PACKAGE.parent / "pyproject.toml").exists()
-HOME = _PACKAGE.parent / "goldens" if _IN_TREE else Path(os.environ.get("KDTR_GOLDENS", "goldens"))
+_NAMED = os.environ.get("KDTR_GOLDENS") or "goldens"
+HOME = _PACKAGE.parent / "goldens" if _IN_TREE else Path(_NAMED)
 """Where the small tier lives: the source tree's folder; for an installed kdtr that which
 $KDTR_GOLDENS names, or `goldens` here."""
 FULL = HOME.parent / "build" / "goldens" if _IN_TREE else HOME / "full"

@@ -350,6 +350,7 @@ def test_an_installed_kdtr_says_where_it_makes_fixtures(tmp_path: Path) -> None:
     assert said() == line
     assert said() == ""
     assert (folder / "goldens" / "argmax@1" / "ties.kdtr").exists()
+    assert said(KDTR_GOLDENS="") == ""
     assert said(KDTR_GOLDENS=str(other)) == line.replace(f"{folder}/goldens", str(other))
     assert (other / "argmax@1" / "ties.kdtr").exists()
 

@@ -130,6 +130,7 @@ call.outputs["status"].write(0)
         ('raise ValueError("\\ud800")', "ValueError: ? at engine_under_test.py:5"),
         ('call.inputs["logits"].write(0)', "View.write: argument is an input"),
         ('call.outputs["ids"].write(0.5)', "want whole numbers, for i32, got fractions"),
+        ('call.outputs["ids"].write(1e20)', "View.write: values, want those of i32, got larger"),
     ],
 )
 def test_a_broken_python_engine_is_told_why(tmp_path: Path, body: str, said: str) -> None:
@@ -139,10 +140,11 @@ def test_a_broken_python_engine_is_told_why(tmp_path: Path, body: str, said: str
     assert said in text
 
 
-def test_an_output_that_the_op_has_not_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("outputs", ["['ids', 'statuss']", "'ids, statuss'"])
+def test_an_output_that_the_op_has_not_is_named(tmp_path: Path, outputs: str) -> None:
     write_engine(tmp_path, "return")
     module = tmp_path / "engine_under_test.py"
-    module.write_text(module.read_text() + '\noutputs = {"argmax": ["ids", "statuss"]}\n')
+    module.write_text(module.read_text() + f"\noutputs = {{'argmax': {outputs}}}\n")
     code, text = certify(tmp_path, "engine_under_test", "--ops", "argmax", "--case", "ties")
     assert code == 1, text
     assert "the engine writes `statuss`, which is no output of the op" in text

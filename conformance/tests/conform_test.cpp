@@ -225,6 +225,7 @@ void engines_that_do_not_load() {
   refused("libkdtr_absent.so", "library, want PATH[:configuration], got no such file");
   refused("libkdtr_broken.so:refuses_to_start", "engine not created: no licence for this machine");
   refused("libkdtr_broken.so:silent_at_start", "engine not created: the plug-in gave no reason");
+  refused("libkdtr_broken.so:exit_at_start", "loading the engine: exited with 3\n");
   refused("libkdtr_broken.so:crash_at_start", "loading the engine: killed by SIGABRT");
 }
 

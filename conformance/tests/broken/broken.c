@@ -20,6 +20,7 @@ static int create(const char* config, void** engine) {
     return KDTR_ERROR;
   }
   if (strcmp(config, "silent_at_start") == 0) return KDTR_ERROR;
+  if (strcmp(config, "exit_at_start") == 0) _exit(3);
   if (strcmp(config, "crash_at_start") == 0) abort();
   snprintf(fault, sizeof fault, "%s", config);
   *engine = fault;
