@@ -32,11 +32,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdtr import dtypes
-from kdtr.errors import EngineError
+from kdtr.errors import EngineError, KdtrError
 
 _ROLES = {"inputs": 0, "outputs": 1, "state": 2}
 _DEVICES = {"cpu": 1, "cuda": 2}
-_LIBRARIES = ("<", *(sysconfig.get_path(p) + os.sep for p in ("stdlib", "purelib", "platlib")))
+_LIBRARIES = (
+    "<",
+    f"{Path(__file__).parent}{os.sep}",
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
+)
 """How the files of frames begin that an engine's author did not write."""
 
 
@@ -246,7 +250,8 @@ def _current_stream(stream: int, device: tuple[int, int]) -> Iterator[None]:
 def one_line(error: BaseException) -> str:
     """An exception as one line: type, message, and where in the engine it was raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    own = [f for f in frames if not f.filename.startswith(_LIBRARIES)] or frames
+    own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
+    own = own or ([] if isinstance(error, KdtrError) else frames)  # that says where by itself
     file, line = (own[-1].filename, own[-1].lineno) if own else ("", 0)
     what = str(error)
     if isinstance(error, SyntaxError) and error.filename:  # the file was not run

@@ -69,6 +69,8 @@ class Command(Adapter):
                 {name: {"role": role} for name, role in roles.items()},
             )
             self._call(str(sent), str(came))
+            if not came.exists():
+                raise EngineError(self.spec, "the program wrote no result", "a file", "none")
             with container.open(came) as result:
                 for name, role in roles.items():
                     if role == "input":

@@ -283,6 +283,18 @@ def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
     assert "7: out of luck" in text
 
 
+def test_a_program_that_writes_nothing_is_told_so(tmp_path: Path) -> None:
+    program = tmp_path / "prog"
+    program.write_text("#!/bin/sh\necho argmax@1\n")
+    program.chmod(0o755)
+    code, text = certify(tmp_path, "cmd:./prog", "--ops", "argmax", "--case", "ties")
+    assert code == 1
+    said = (
+        "run failed: EngineError: cmd:./prog: the program wrote no result, want a file, got none\n"
+    )
+    assert said in text
+
+
 HANGS = """#!/bin/sh
 [ "$1" = --ops ] && echo argmax@1 && exit
 sleep 300 &
