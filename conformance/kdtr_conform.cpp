@@ -186,8 +186,8 @@ std::vector<std::string> choose(const Arguments& a, const std::vector<std::strin
         ::fnmatch(a.case_glob.c_str(), id.c_str(), 0) != 0)
       continue;
     if (!a.tier.empty()) {
-      const auto tier =
-          kdtr::File::open(path, kdtr::Verify::none).meta_as<std::string_view>("tier");
+      const kdtr::File file = kdtr::File::open(path, kdtr::Verify::none);  // owns what `tier` views
+      const auto tier = file.meta_as<std::string_view>("tier");
       if (tier && *tier != a.tier) continue;
     }
     chosen.push_back(path);

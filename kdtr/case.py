@@ -88,4 +88,5 @@ def wrong(op: str) -> Mapping[str, Reference]:
 
 def widen(array: NDArray[Any]) -> NDArray[Any]:
     """Floats to f64 (exact), everything else unchanged."""
-    return array.astype(np.float64) if array.dtype.kind == "f" else array
+    with np.errstate(invalid="ignore"):  # of a signalling NaN
+        return array.astype(np.float64) if array.dtype.kind == "f" else array

@@ -1,5 +1,6 @@
 // argmax@1 written a second time, in double, and the faults planted in it.
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -37,7 +38,60 @@ enum FaultId {
   kNodesPast64,
   kFirstTileOnly,
   kBf16Compare,
+  kNodesPast1024,
+  kRequestsPast1024,
+  kNanPastNode64,
+  kNanPastRequest64,
+  kQuietNanOnly,
+  kNanAtId0Ignored,
+  kNanAfterInfIgnored,
+  kNanInFirstTileOnly,
+  kOneTokenUnread,
+  kTilesStartAtSentinel,
+  kTilesOrderZeros,
+  kTilesFlushSubnormals,
+  kAlignedStartAtSentinel,
+  kAlignedFlushSubnormals,
+  kAlignedNanIgnored,
 };
+
+constexpr std::int64_t kTile = 8192;
+
+// The fault that a kernel has in one branch: for rows of several tiles, or of whole vectors.
+int in_branch(int fault, const DLTensor& logits, std::int64_t vocab) {
+  const bool tiles = vocab > kTile, aligned = vocab % 8 == 0;
+  const int flush =
+      kdtr::is<kdtr::f16>(logits.dtype) ? kSubnormalsOfF16Flushed : kSubnormalsFlushed;
+  switch (fault) {
+    case kTilesStartAtSentinel:
+      return tiles ? kStartAtSentinel : kCorrect;
+    case kTilesOrderZeros:
+      return tiles ? kNegativeZeroBelowZero : kCorrect;
+    case kTilesFlushSubnormals:
+      return tiles ? flush : kCorrect;
+    case kAlignedStartAtSentinel:
+      return aligned ? kStartAtSentinel : kCorrect;
+    case kAlignedFlushSubnormals:
+      return aligned ? flush : kCorrect;
+    case kAlignedNanIgnored:
+      return aligned ? kNanIgnored : kCorrect;
+    default:
+      return fault;
+  }
+}
+
+// Whether the first bit of a NaN's fraction is set.
+bool quiet(const DLTensor& logits, std::int64_t i) {
+  const auto* data = static_cast<const std::byte*>(logits.data) + logits.byte_offset;
+  if (kdtr::is<float>(logits.dtype)) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, data + i * 4, sizeof bits);
+    return (bits & 0x400000) != 0;
+  }
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, data + i * 2, sizeof bits);
+  return (bits & (kdtr::is<kdtr::f16>(logits.dtype) ? 0x200 : 0x40)) != 0;
+}
 
 double seen(double x, int fault) {
   if (fault == kSubnormalsFlushed && std::fabs(x) < std::numeric_limits<float>::min()) return 0;
@@ -80,11 +134,21 @@ void run(Call& c, int fault) {
   const auto status = c.out<std::int32_t>("status", "R");
   const std::int64_t rows = c.dim("N");
   const std::int64_t vocab = c.dim("V");
+  fault = in_branch(fault, logits, vocab);
   const auto refused = [&](std::int64_t row) {
-    for (std::int64_t v = 0; v < vocab; ++v) {
+    if ((fault == kNanPastNode64 && row % rows >= 64) ||
+        (fault == kNanPastRequest64 && row / rows >= 64) ||
+        (fault == kOneTokenUnread && vocab == 1))
+      return false;
+    bool infinite = false;
+    for (std::int64_t v = fault == kNanAtId0Ignored ? 1 : 0; v < vocab; ++v) {
+      if (fault == kNanInFirstTileOnly && v >= kTile) break;
       const double x = kdtr::load(logits, row * vocab + v);
       const bool unseen = fault == kNanIgnored || fault == kNanWins ||
-                          (fault == kNegativeNanIgnored && std::signbit(x));
+                          (fault == kNegativeNanIgnored && std::signbit(x)) ||
+                          (fault == kQuietNanOnly && !quiet(logits, row * vocab + v)) ||
+                          (fault == kNanAfterInfIgnored && infinite);
+      infinite = infinite || x == kInf;
       if (std::isnan(x) && !unseen) return true;
       if (x == kInf && fault == kPlusInfRefused) return true;
     }
@@ -101,7 +165,8 @@ void run(Call& c, int fault) {
     for (std::int64_t n = 0; n < rows; ++n) {
       const std::int64_t at = r * rows + n;
       if ((fault == kRowsPast256 && at >= 256) || (fault == kRequestsPast64 && r >= 64) ||
-          (fault == kNodesPast64 && n >= 64))
+          (fault == kRequestsPast1024 && r >= 1024) || (fault == kNodesPast64 && n >= 64) ||
+          (fault == kNodesPast1024 && n >= 1024))
         continue;
       const std::int64_t source = fault == kRequestStride ? n : at;
       std::vector<double> row;
@@ -111,7 +176,7 @@ void run(Call& c, int fault) {
       }
       if (fault == kZeroLanesPastVocab) row.resize((row.size() + 7) / 8 * 8, 0.0);
       if (fault == kTailVectorDropped) row.resize(row.size() / 8 * 8);
-      if (fault == kFirstTileOnly && row.size() > 8192) row.resize(8192);
+      if (fault == kFirstTileOnly && row.size() > kTile) row.resize(kTile);
       std::int64_t best = best_of(row, fault);
       if (fault == kIdsCutTo15Bits && best >= 0) best %= 32768;
       if (fault == kIdsCutTo16Bits && best >= 0) best %= 65536;
@@ -150,6 +215,21 @@ KDTR_MUTANTS({
         {"nodes_past_64", "nodes from 64 on are not written"},
         {"first_tile_only", "only the first 8,192 ids are read"},
         {"bf16_compare", "values are rounded to bf16 before they are compared"},
+        {"nodes_past_1024", "nodes from 1,024 on are not written"},
+        {"requests_past_1024", "requests from 1,024 on are not written"},
+        {"nan_past_node_64", "NaN is looked for in the first 64 nodes only"},
+        {"nan_past_request_64", "NaN is looked for in the first 64 requests only"},
+        {"quiet_nan_only", "a NaN whose first fraction bit is 0 is taken for no NaN"},
+        {"nan_at_id_0_ignored", "the scan starts from id 0, which is not looked at"},
+        {"nan_after_inf_ignored", "the scan ends at +inf"},
+        {"nan_in_first_tile_only", "NaN is looked for in the first 8,192 ids only"},
+        {"one_token_unread", "V = 1: id 0 without a look at the logit"},
+        {"tiles_start_at_sentinel", "more than 8,192 ids: the running maximum starts at -1e4"},
+        {"tiles_order_zeros", "more than 8,192 ids: -0 is ordered below +0"},
+        {"tiles_flush_subnormals", "more than 8,192 ids: subnormal values compare as zero"},
+        {"aligned_start_at_sentinel", "whole vectors: the running maximum starts at -1e4"},
+        {"aligned_flush_subnormals", "whole vectors: subnormal values compare as zero"},
+        {"aligned_nan_ignored", "whole vectors: NaN logits are skipped"},
     },
     run,
 });

@@ -26,6 +26,23 @@ enum Fault {
   rows_without_position,
   bonus_counted,
   ties_always_by_ranks_reversed,
+  ranks_whatever_asked,
+  narrow_ties_by_highest_id,
+  halves_read_as_bf16,
+  nan_in_first_depth_only,
+  last_logit_unchecked,
+  plus_inf_accepted,
+  refused_tree_keeps_root,
+  negative_root_accepted,
+  negative_prefix_accepted,
+  inactive_commits_root,
+  verify_status_lost,
+  verify_refusal_ends_request,
+  bad_page_is_capacity,
+  bad_page_past_pool_accepted,
+  bonus_lost_at_full_depth,
+  position_clamped,
+  token_clamped,
 };
 
 struct Node {
@@ -61,7 +78,7 @@ void run(Call& c, int fault) {
             H = static_cast<int>(c.attr_int("H")), Dv = static_cast<int>(c.attr_int("Dv")),
             page = static_cast<int>(c.attr_int("page_size"));
   const double scale = c.attr_float("scale");
-  const bool uno = c.attr_str("tie_order") == "uno";
+  const bool uno = c.attr_str("tie_order") == "uno" && fault != ranks_whatever_asked;
   c.bind("N", N);
   c.bind("steps", L + 1);
   const auto root = c.in<std::int32_t>("root_token", "R");
@@ -91,6 +108,13 @@ void run(Call& c, int fault) {
   const auto new_len = c.out<std::int32_t>("new_len", "R");
   const auto status = c.out<std::int32_t>("status", "5 R");
 
+  DLTensor read = logits;
+  if (fault == halves_read_as_bf16 && is<f16>(logits.dtype)) read.dtype = dtype_of<bf16>;
+  // A NaN that a fault does not see is the least of all.
+  const auto logit = [&](std::int64_t i) {
+    const double x = load(read, i);
+    return std::isnan(x) ? -kInf : x;
+  };
   std::vector<std::vector<Node>> trees(static_cast<std::size_t>(R));
   for (int r = 0; r < R; ++r) {
     for (int s = 0; s < 5; ++s) status[s * R + r] = kOk;
@@ -103,19 +127,23 @@ void run(Call& c, int fault) {
       const std::int64_t row = (static_cast<std::int64_t>(r) * L + d) * V;
       for (int v = 0; v < V; ++v) {
         const double x = load(logits, row + v);
-        refused = refused || std::isnan(x) || x == kInf;
+        const bool unseen = (fault == nan_in_first_depth_only && d > 0) ||
+                            (fault == last_logit_unchecked && v == V - 1);
+        refused =
+            refused || (!unseen && (std::isnan(x) || (x == kInf && fault != plus_inf_accepted)));
       }
       if (refused) break;
       std::sort(order.begin(), order.end(), [&](int a, int b) {
-        const auto x = load(logits, row + a), y = load(logits, row + b);
-        return x != y ? x > y : a < b;
+        const auto x = logit(row + a), y = logit(row + b);
+        return x != y ? x > y
+                      : (fault == narrow_ties_by_highest_id && !is<float>(logits.dtype)) != (a < b);
       });
-      const double top = V > 0 ? load(logits, row + order[0]) : 0;
+      const double top = V > 0 ? logit(row + order[0]) : 0;
       double sum = 0;
-      for (int v = 0; v < V; ++v) sum += std::exp(load(logits, row + v) - top);
+      for (int v = 0; v < V; ++v) sum += std::exp(logit(row + v) - top);
       const auto lse = static_cast<float>(top + std::log(sum));
       for (int k = 0; k < std::min(K, V); ++k) {
-        const double x = load(logits, row + order[static_cast<std::size_t>(k)]);
+        const double x = logit(row + order[static_cast<std::size_t>(k)]);
         if (x == -kInf) break;
         ids[static_cast<std::size_t>(d)].push_back(order[static_cast<std::size_t>(k)]);
         lp[static_cast<std::size_t>(d)].push_back(static_cast<float>(x) - lse);
@@ -126,9 +154,15 @@ void run(Call& c, int fault) {
       for (int d = 0; d < L; ++d) ids[static_cast<std::size_t>(d)].clear();
     }
     auto& tree = trees[static_cast<std::size_t>(r)];
-    tree.push_back({{}, -1, 0, root[r], 0.0});
+    const bool bad_root = root[r] < 0 && fault != negative_root_accepted;
+    const bool bad_length = (lengths[r] < 0 && fault != negative_prefix_accepted) ||
+                            lengths[r] > std::numeric_limits<std::int32_t>::max() - L;
+    if (bad_root || bad_length) status[R + r] = kBadInput;
+    if (status[R + r] == kOk || fault == refused_tree_keeps_root)
+      tree.push_back({{}, -1, 0, root[r], 0.0});
     std::vector<Candidate> frontier;
-    if (L > 0 && !ids[0].empty()) frontier.push_back({{0}, 0, ids[0][0], lp[0][0]});
+    if (status[R + r] == kOk && L > 0 && !ids[0].empty())
+      frontier.push_back({{0}, 0, ids[0][0], lp[0][0]});
     while (static_cast<int>(tree.size()) < N && !frontier.empty()) {
       auto best = frontier.begin();
       for (auto it = frontier.begin() + 1; it != frontier.end(); ++it)
@@ -172,14 +206,14 @@ void run(Call& c, int fault) {
   const auto project = [&](int at, const Array<const float>& by_token,
                            const Array<const float>& by_position, int column) {
     double sum = 0;
-    const int token = tokens[at];
+    const int token = fault == token_clamped ? std::min(tokens[at], V - 1) : tokens[at];
+    const int position = fault == position_clamped ? std::min(positions[at], M - 1) : positions[at];
     for (int e = 0; e < E; ++e) {
-      if (token >= 0)
+      if (token >= 0 && token < V)
         sum += static_cast<double>(token_rows[token * E + e]) * by_token[column * E + e];
-      const bool placed = positions[at] < M;
-      if (placed && (fault != rows_without_position || &by_position == &q_position))
-        sum +=
-            static_cast<double>(position_rows[positions[at] * E + e]) * by_position[column * E + e];
+      const bool known = fault != rows_without_position || &by_position == &q_position;
+      if (position >= 0 && position < M && known)
+        sum += static_cast<double>(position_rows[position * E + e]) * by_position[column * E + e];
     }
     return sum;
   };
@@ -189,15 +223,27 @@ void run(Call& c, int fault) {
     for (int j = 0; j < D; ++j)
       pool[(first + at) * D + j] = static_cast<float>(project(at, kv_weight, kv_position, j));
   }
+  const auto outside = [&](int page_id) { return page_id < 0 || page_id >= slots / page; };
   for (int r = 0; r < R; ++r) {
     const auto& tree = trees[static_cast<std::size_t>(r)];
+    bool refused = false;
+    if (!tree.empty()) {
+      refused = lengths[r] < 0 || lengths[r] > pages * page;
+      for (int t = 0; t < lengths[r] && !refused; ++t)
+        refused = outside(table[r * pages + t / page]) && fault != bad_page_past_pool_accepted;
+      if (refused && fault != verify_status_lost) status[2 * R + r] = kBadInput;
+      if (refused && fault == verify_refusal_ends_request)
+        trees[static_cast<std::size_t>(r)].clear();
+    }
     for (int i = 0; i < N; ++i) {
       std::vector<double> attended(index(std::int64_t{H} * Dv), 0.0);
-      if (i < n_nodes[r]) {
+      if (i < n_nodes[r] && !refused) {
         std::vector<int> keys;
         const int prefix = fault == stale_prefix_len ? std::max(0, lengths[r] - 1) : lengths[r];
-        for (int t = 0; t < prefix; ++t)
-          keys.push_back(table[r * pages + t / page] * page + t % page);
+        for (int t = 0; t < prefix; ++t) {
+          const int page_id = table[r * pages + t / page];
+          if (!outside(page_id)) keys.push_back(page_id * page + t % page);
+        }
         if (fault == verifies_without_mask) {
           for (int j = 0; j < n_nodes[r]; ++j) keys.push_back(tree_slots[r * N + j]);
         } else {
@@ -243,7 +289,9 @@ void run(Call& c, int fault) {
     if (!tree.empty()) path.push_back(0);
     while (!path.empty()) {
       const int here = path.back(), want = target[r * N + here];
-      accepted[r * (L + 1) + static_cast<int>(path.size()) - 1] = want;
+      const bool bonus = static_cast<int>(path.size()) > L;
+      accepted[r * (L + 1) + static_cast<int>(path.size()) - 1] =
+          fault == bonus_lost_at_full_depth && bonus ? -1 : want;
       int next = -1;
       for (int i = n_nodes[r] - 1; i > here; --i) {
         const bool child = fault == accepts_from_index_order
@@ -258,11 +306,24 @@ void run(Call& c, int fault) {
     const int length = lengths[r];
     int count = fault == commits_root_only ? std::min<int>(1, static_cast<int>(path.size()))
                                            : static_cast<int>(path.size());
-    const bool full = length + count > pages * page;
+    if (count == 0 && fault == inactive_commits_root) {
+      new_len[r] = length + 1;
+      continue;
+    }
+    const bool full = count > 0 && length + count > pages * page;
     if (full && fault != commits_past_capacity) {
       status[4 * R + r] = kCapacity;
       new_len[r] = length;
       if (fault == bonus_counted) ++accept_len[r];
+      continue;
+    }
+    bool bad_page = false;
+    for (int k = 0; k < count; ++k)
+      bad_page = bad_page ||
+                 ((length + k) / page < pages && outside(table[r * pages + (length + k) / page]));
+    if (bad_page) {
+      status[4 * R + r] = fault == bad_page_is_capacity ? kCapacity : kBadInput;
+      new_len[r] = length;
       continue;
     }
     const int base = length + (fault == commits_at_prefix_plus_one ? 1 : 0);
@@ -315,7 +376,24 @@ KDTR_MUTANTS({"step@1",
                {"commits_past_capacity", "no check of the table's end"},
                {"rows_without_position", "cache rows know nothing of positions"},
                {"bonus_counted", "accept_len counts the bonus"},
-               {"ties_always_by_ranks_reversed", "ties go to the larger rank tuple"}},
+               {"ties_always_by_ranks_reversed", "ties go to the larger rank tuple"},
+               {"ranks_whatever_asked", "the tie order is not passed on"},
+               {"narrow_ties_by_highest_id", "16-bit logits: ties go to the highest id"},
+               {"halves_read_as_bf16", "f16 logits are read as bf16"},
+               {"nan_in_first_depth_only", "logits of the first depth alone are checked"},
+               {"last_logit_unchecked", "the last logit of a row is not checked"},
+               {"plus_inf_accepted", "a logit of +inf is a candidate"},
+               {"refused_tree_keeps_root", "a request that build refuses decodes plainly"},
+               {"negative_root_accepted", "a negative root token is none that build refuses"},
+               {"negative_prefix_accepted", "a negative length is none that build refuses"},
+               {"inactive_commits_root", "a request without nodes gets a row"},
+               {"verify_status_lost", "the status of verify is not passed on"},
+               {"verify_refusal_ends_request", "a request that verify refuses accepts nothing"},
+               {"bad_page_is_capacity", "a bad page of a destination is reported as capacity"},
+               {"bad_page_past_pool_accepted", "verify skips a page outside the pool"},
+               {"bonus_lost_at_full_depth", "no bonus where all depths are accepted"},
+               {"position_clamped", "positions past the table take its last row"},
+               {"token_clamped", "tokens past the vocabulary take its last row"}},
               run});
 
 }  // namespace kdtr

@@ -1,6 +1,7 @@
 // topk_logprobs@1 written a second time, in double, and the faults planted in it.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -53,7 +54,105 @@ enum FaultId {
   kLogprobFromWideLse,
   kLogprobUnnormalised,
   kFirstSplitOnly,
+  kQuietNanOnly,
+  kBadPastDepth64,
+  kBadPastRequest64,
+  kDepthsPast64,
+  kBadInFirstTileOnly,
+  kNoCandidatesNoStatus,
+  kInfiniteLogprobIsAPad,
+  kTilesOrderZeros,
+  kTilesFlushSubnormals,
+  kTilesMinusInfIsCandidate,
+  kTilesPadsNotWritten,
+  kTilesEmptyRowLseZero,
+  kAlignedOrderZeros,
+  kAlignedMinusInfIsCandidate,
+  kAlignedNanIgnored,
+  kAlignedPlusInfAccepted,
+  kAlignedFiniteSentinel,
+  kKPastVocabTiesByHighestId,
+  kKPastVocabFlushesSubnormals,
+  kKPastVocabNanIgnored,
+  kTop1TiesByHighestId,
+  kTop1OrdersZeros,
+  kTop1MinusInfIsCandidate,
+  kTop1NanIgnored,
+  kTop1PlusInfAccepted,
+  kLongListFlushesSubnormals,
+  kLongListMinusInfIsCandidate,
+  kLongListPadsNotWritten,
 };
+
+constexpr std::int64_t kTile = 8192;
+
+// The fault that a kernel has in one branch: for rows of several tiles or of whole vectors, for
+// more candidates than there are ids, for one, or for many.
+int in_branch(int fault, const DLTensor& logits, std::int64_t vocab, std::int64_t k) {
+  const bool tiles = vocab > kTile, aligned = vocab % 8 == 0, all = k > vocab;
+  const bool one = k == 1, list = k > 256 && k <= vocab;
+  const int flush =
+      kdtr::is<kdtr::f16>(logits.dtype) ? kSubnormalsOfF16Flushed : kSubnormalsFlushed;
+  switch (fault) {
+    case kTilesOrderZeros:
+      return tiles ? kNegativeZeroBelowZero : kCorrect;
+    case kTilesFlushSubnormals:
+      return tiles ? flush : kCorrect;
+    case kTilesMinusInfIsCandidate:
+      return tiles ? kMinusInfIsCandidate : kCorrect;
+    case kTilesPadsNotWritten:
+      return tiles ? kPadsNotWritten : kCorrect;
+    case kTilesEmptyRowLseZero:
+      return tiles ? kEmptyRowLseZero : kCorrect;
+    case kAlignedOrderZeros:
+      return aligned ? kNegativeZeroBelowZero : kCorrect;
+    case kAlignedMinusInfIsCandidate:
+      return aligned ? kMinusInfIsCandidate : kCorrect;
+    case kAlignedNanIgnored:
+      return aligned ? kNanIgnored : kCorrect;
+    case kAlignedPlusInfAccepted:
+      return aligned ? kPlusInfAccepted : kCorrect;
+    case kAlignedFiniteSentinel:
+      return aligned ? kFiniteSentinel : kCorrect;
+    case kKPastVocabTiesByHighestId:
+      return all ? kTiesByHighestId : kCorrect;
+    case kKPastVocabFlushesSubnormals:
+      return all ? flush : kCorrect;
+    case kKPastVocabNanIgnored:
+      return all ? kNanIgnored : kCorrect;
+    case kTop1TiesByHighestId:
+      return one ? kTiesByHighestId : kCorrect;
+    case kTop1OrdersZeros:
+      return one ? kNegativeZeroBelowZero : kCorrect;
+    case kTop1MinusInfIsCandidate:
+      return one ? kMinusInfIsCandidate : kCorrect;
+    case kTop1NanIgnored:
+      return one ? kNanIgnored : kCorrect;
+    case kTop1PlusInfAccepted:
+      return one ? kPlusInfAccepted : kCorrect;
+    case kLongListFlushesSubnormals:
+      return list ? flush : kCorrect;
+    case kLongListMinusInfIsCandidate:
+      return list ? kMinusInfIsCandidate : kCorrect;
+    case kLongListPadsNotWritten:
+      return list ? kPadsNotWritten : kCorrect;
+    default:
+      return fault;
+  }
+}
+
+// Whether the first bit of a NaN's fraction is set.
+bool quiet(const DLTensor& logits, std::int64_t i) {
+  const auto* data = static_cast<const std::byte*>(logits.data) + logits.byte_offset;
+  if (kdtr::is<float>(logits.dtype)) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, data + i * 4, sizeof bits);
+    return (bits & 0x400000) != 0;
+  }
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, data + i * 2, sizeof bits);
+  return (bits & (kdtr::is<kdtr::f16>(logits.dtype) ? 0x200 : 0x40)) != 0;
+}
 
 struct Row {
   std::vector<double> x;  // what the faulty kernel takes the row to be
@@ -195,11 +294,21 @@ void run(Call& c, int fault) {
   const std::int64_t depths = c.dim("L");
   const std::int64_t vocab = c.dim("V");
 
+  fault = in_branch(fault, logits, vocab, k);
+  const auto unseen = [&](std::int64_t row, std::int64_t v) {
+    return (fault == kBadPastDepth64 && row % depths >= 64) ||
+           (fault == kBadPastRequest64 && row / depths >= 64) ||
+           (fault == kBadInFirstTileOnly && v >= kTile) ||
+           (fault == kNoCandidatesNoStatus && k == 0) ||
+           (fault == kQuietNanOnly && std::isnan(kdtr::load(logits, row * vocab + v)) &&
+            !quiet(logits, row * vocab + v));
+  };
   std::vector<bool> bad_rows(static_cast<std::size_t>(c.dim("R") * depths));
   std::vector<bool> bad_requests(static_cast<std::size_t>(c.dim("R")));
   for (std::size_t row = 0; row < bad_rows.size(); ++row) {
+    const auto at = static_cast<std::int64_t>(row);
     for (std::int64_t v = 0; v < vocab; ++v)
-      if (bad_value(kdtr::load(logits, static_cast<std::int64_t>(row) * vocab + v), fault))
+      if (bad_value(kdtr::load(logits, at * vocab + v), fault) && !unseen(at, v))
         bad_rows[row] = true;
     if (bad_rows[row]) bad_requests[row / static_cast<std::size_t>(depths)] = true;
   }
@@ -211,7 +320,9 @@ void run(Call& c, int fault) {
     status[r] = reported && fault != kRequestZeroStatus ? kdtr::kBadInput : kdtr::kOk;
     for (std::int64_t l = 0; l < depths; ++l) {
       const std::int64_t at = r * depths + l;
-      if ((fault == kRowsPast256 && at >= 256) || (fault == kRequestsPast64 && r >= 64)) continue;
+      if ((fault == kRowsPast256 && at >= 256) || (fault == kRequestsPast64 && r >= 64) ||
+          (fault == kDepthsPast64 && l >= 64))
+        continue;
       const std::int64_t source = fault == kRequestStride ? l : at;
       bool refuse = reported;
       if (fault == kNanFailsItsRowOnly) refuse = bad_rows[static_cast<std::size_t>(at)];
@@ -236,6 +347,7 @@ void run(Call& c, int fault) {
           if (fault == kIdsCutTo16Bits) kept %= 65536;
           ids[to] = static_cast<std::int32_t>(kept);
           logprobs[to] = logprob(seen.x[static_cast<std::size_t>(id)], row.lse, fault);
+          if (fault == kInfiniteLogprobIsAPad && std::isinf(logprobs[to])) ids[to] = -1;
         } else if (fault != kPadsNotWritten) {
           ids[to] = -1;
           logprobs[to] = fault == kPadLogprobZero ? 0.0f : -kdtr::kInfF;
@@ -288,6 +400,34 @@ KDTR_MUTANTS({
         {"logprob_from_wide_lse", "log-probs are computed with an unrounded lse"},
         {"logprob_unnormalised", "logits are returned in the place of log-probabilities"},
         {"first_split_only", "lse covers the first 16,384 ids only"},
+        {"quiet_nan_only", "a NaN whose first fraction bit is 0 is taken for no NaN"},
+        {"bad_past_depth_64", "bad values are looked for in the first 64 depths only"},
+        {"bad_past_request_64", "bad values are looked for in the first 64 requests only"},
+        {"depths_past_64", "depths from 64 on are not written"},
+        {"bad_in_first_tile_only", "bad values are looked for in the first 8,192 ids only"},
+        {"no_candidates_no_status", "K = 0: bad values are not looked for"},
+        {"infinite_logprob_is_a_pad", "a candidate whose log-prob is -inf loses its id"},
+        {"tiles_order_zeros", "more than 8,192 ids: -0 is ordered below +0"},
+        {"tiles_flush_subnormals", "more than 8,192 ids: subnormal values compare as zero"},
+        {"tiles_minus_inf_is_candidate", "more than 8,192 ids: -inf logits fill up the list"},
+        {"tiles_pads_not_written", "more than 8,192 ids: missing candidates are not written"},
+        {"tiles_empty_row_lse_zero", "more than 8,192 ids: the lse of an empty row is 0"},
+        {"aligned_order_zeros", "whole vectors: -0 is ordered below +0"},
+        {"aligned_minus_inf_is_candidate", "whole vectors: -inf logits fill up the list"},
+        {"aligned_nan_ignored", "whole vectors: NaN logits are skipped"},
+        {"aligned_plus_inf_accepted", "whole vectors: +inf is a candidate"},
+        {"aligned_finite_sentinel", "whole vectors: what lies below -1e30 counts as -inf"},
+        {"k_past_vocab_ties_by_highest_id", "K > V: equal values go to the highest id"},
+        {"k_past_vocab_flushes_subnormals", "K > V: subnormal values compare as zero"},
+        {"k_past_vocab_nan_ignored", "K > V: NaN logits are skipped"},
+        {"top_1_ties_by_highest_id", "K = 1: equal values go to the highest id"},
+        {"top_1_orders_zeros", "K = 1: -0 is ordered below +0"},
+        {"top_1_minus_inf_is_candidate", "K = 1: an id although no logit is finite"},
+        {"top_1_nan_ignored", "K = 1: NaN logits are skipped"},
+        {"top_1_plus_inf_accepted", "K = 1: +inf is a candidate"},
+        {"long_list_flushes_subnormals", "K > 256: subnormal values compare as zero"},
+        {"long_list_minus_inf_is_candidate", "K > 256: -inf logits fill up the list"},
+        {"long_list_pads_not_written", "K > 256: missing candidates are not written"},
     },
     run,
 });

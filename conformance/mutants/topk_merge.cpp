@@ -62,7 +62,71 @@ enum FaultId {
   kLogprobUnnormalised,
   kLogprobBf16,
   kLogprobFromWideLse,
+  kRowsPast256,
+  kFirst1024Shards,
+  kStatusOfFirst1024,
+  kStatusOf64Requests,
+  kLseOf64Depths,
+  kPadsPast512,
+  kNoCandidatesNoStatus,
+  kOneShardPadsCopied,
+  kOneShardStatusIgnored,
+  kOneShardNanLseAccepted,
+  kManyShardsTiesByShard,
+  kManyShardsOrderZeros,
+  kManyShardsFlushSubnormals,
+  kManyShardsPadIsMinusOne,
+  kManyShardsEmptyGivesNan,
+  kTop1TiesByShard,
+  kTop1OrdersZeros,
+  kTop1FlushesSubnormals,
+  kTop1PadsAreCandidates,
+  kTop1StatusIgnored,
+  kLongListOrdersZeros,
+  kLongListFlushesSubnormals,
+  kLongListIdsThroughF32,
 };
+
+// The fault that a kernel has in one branch: for one shard, for many, for one candidate, for many.
+int in_branch(int fault, std::int64_t shards, std::int64_t k) {
+  const bool many = shards > 32, one = k == 1, list = k > 512;
+  switch (fault) {
+    case kNoCandidatesNoStatus:
+      return k == 0 ? kStatusIgnored : kCorrect;
+    case kOneShardStatusIgnored:
+      return shards == 1 ? kStatusIgnored : kCorrect;
+    case kOneShardNanLseAccepted:
+      return shards == 1 ? kNanLseAccepted : kCorrect;
+    case kManyShardsTiesByShard:
+      return many ? kTiesByShard : kCorrect;
+    case kManyShardsOrderZeros:
+      return many ? kNegativeZeroBelowZero : kCorrect;
+    case kManyShardsFlushSubnormals:
+      return many ? kSubnormalsFlushed : kCorrect;
+    case kManyShardsPadIsMinusOne:
+      return many ? kPadIsMinusOne : kCorrect;
+    case kManyShardsEmptyGivesNan:
+      return many ? kEmptyGivesNan : kCorrect;
+    case kTop1TiesByShard:
+      return one ? kTiesByShard : kCorrect;
+    case kTop1OrdersZeros:
+      return one ? kNegativeZeroBelowZero : kCorrect;
+    case kTop1FlushesSubnormals:
+      return one ? kSubnormalsFlushed : kCorrect;
+    case kTop1PadsAreCandidates:
+      return one ? kPadsAreCandidates : kCorrect;
+    case kTop1StatusIgnored:
+      return one ? kStatusIgnored : kCorrect;
+    case kLongListOrdersZeros:
+      return list ? kNegativeZeroBelowZero : kCorrect;
+    case kLongListFlushesSubnormals:
+      return list ? kSubnormalsFlushed : kCorrect;
+    case kLongListIdsThroughF32:
+      return list ? kIdsThroughF32 : kCorrect;
+    default:
+      return fault;
+  }
+}
 
 struct Candidate {
   double value, part_lse;
@@ -187,6 +251,8 @@ struct Parts {
         return std::min<std::int64_t>(shards, 128);
       case kFirst256Shards:
         return std::min<std::int64_t>(shards, 256);
+      case kFirst1024Shards:
+        return std::min<std::int64_t>(shards, 1024);
       default:
         return shards;
     }
@@ -200,10 +266,12 @@ struct Parts {
     std::int64_t asked = shards;
     if (fault == kStatusOfShard0) asked = 1;
     if (fault == kStatusOfFirst256) asked = std::min<std::int64_t>(shards, 256);
+    if (fault == kStatusOfFirst1024) asked = std::min<std::int64_t>(shards, 1024);
+    if (fault == kStatusOf64Requests && r >= 64) asked = 0;
     for (std::int64_t s = 0; s < asked; ++s)
       if (refuses(status[s * requests + r], fault)) return true;
     for (std::int64_t l = 0; l < depths; ++l)
-      if (bad_row(r, l, fault)) return true;
+      if ((fault != kLseOf64Depths || l < 64) && bad_row(r, l, fault)) return true;
     return false;
   }
 };
@@ -264,6 +332,7 @@ void run(Call& c, int fault) {
   const DLTensor& lse = c.any("lse", KDTR_OUT, "R L");
   const auto status = c.out<std::int32_t>("status", "R");
 
+  fault = in_branch(fault, p.shards, p.k);
   std::vector<bool> bad;
   for (std::int64_t r = 0; r < p.requests; ++r) bad.push_back(p.bad(r, fault));
   if (fault == kBadRequestFailsBatch && std::find(bad.begin(), bad.end(), true) != bad.end())
@@ -276,15 +345,16 @@ void run(Call& c, int fault) {
       const auto found = pad ? std::vector<Candidate>{} : candidates(p, r, l, fault);
       const double level = pad ? -kInf : row_lse(p, found, r, l, fault);
       const std::int64_t row = r * p.depths + l;
-      if (fault == kRowsPast64 && row >= 64) continue;
+      if ((fault == kRowsPast64 && row >= 64) || (fault == kRowsPast256 && row >= 256)) continue;
       kdtr::store(lse, row, level);
       for (std::int64_t i = 0; i < p.k; ++i) {
         if (i < static_cast<std::int64_t>(found.size())) {
           const Candidate& one = found[static_cast<std::size_t>(i)];
           ids[row * p.k + i] = static_cast<std::int32_t>(one.id);
           logprobs[row * p.k + i] = logprob(one, level, fault);
-        } else if (fault != kPadsNotWritten) {
-          ids[row * p.k + i] = -1;
+        } else if (fault != kPadsNotWritten && (fault != kPadsPast512 || i < 512)) {
+          const bool copied = fault == kOneShardPadsCopied && p.shards == 1 && !pad;
+          ids[row * p.k + i] = copied ? p.ids[row * p.k + i] : -1;
           logprobs[row * p.k + i] = fault == kPadLogprobZero ? 0.0f : -kdtr::kInfF;
         }
       }
@@ -345,6 +415,29 @@ KDTR_MUTANTS({
         {"logprob_unnormalised", "values are returned in the place of log-probs"},
         {"logprob_bf16", "log-probs are rounded to bf16"},
         {"logprob_from_wide_lse", "log-probs are computed with an unrounded lse"},
+        {"rows_past_256", "rows from 256 on are not written"},
+        {"first_1024_shards", "shards from 1,024 on are not merged"},
+        {"status_of_first_1024", "only the first 1,024 shards are asked whether they refused"},
+        {"status_of_64_requests", "statuses of requests from 64 on are not looked at"},
+        {"lse_of_64_depths", "a bad lse is looked for in the first 64 depths only"},
+        {"pads_past_512", "pads from rank 512 on are not written"},
+        {"no_candidates_no_status", "K = 0: a shard's refusal is ignored"},
+        {"one_shard_pads_copied", "one shard: its pads keep their ids"},
+        {"one_shard_status_ignored", "one shard: its refusal is ignored"},
+        {"one_shard_nan_lse_accepted", "one shard: a NaN lse adds nothing"},
+        {"many_shards_ties_by_shard", "more than 32 shards: equal values go to the first shard"},
+        {"many_shards_order_zeros", "more than 32 shards: -0 is ordered below +0"},
+        {"many_shards_flush_subnormals", "more than 32 shards: subnormals compare as zero"},
+        {"many_shards_pad_is_minus_one", "more than 32 shards: an id below -1 is no pad"},
+        {"many_shards_empty_gives_nan", "more than 32 shards: an empty one makes lse NaN"},
+        {"top_1_ties_by_shard", "K = 1: equal values go to the shard given first"},
+        {"top_1_orders_zeros", "K = 1: -0 is ordered below +0"},
+        {"top_1_flushes_subnormals", "K = 1: subnormal values compare as zero"},
+        {"top_1_pads_are_candidates", "K = 1: a pad's value is compared like any other"},
+        {"top_1_status_ignored", "K = 1: a shard's refusal is ignored"},
+        {"long_list_orders_zeros", "K > 512: -0 is ordered below +0"},
+        {"long_list_flushes_subnormals", "K > 512: subnormal values compare as zero"},
+        {"long_list_ids_through_f32", "K > 512: ids pass through f32"},
     },
     run,
 });

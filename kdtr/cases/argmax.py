@@ -65,15 +65,22 @@ def _subnormals(dtype: str) -> Array:
 
 
 def _refused(dtype: str) -> Array:
-    """A NaN in the middle, as the last element, everywhere, and one with its sign set, as bits."""
-    x = _normal(20, (6, 3, 67), dtype)
+    """NaN in the middle, last, everywhere, with its sign set, first, of the least bits, after +inf.
+
+    As bits.
+    """
+    x = _normal(20, (9, 3, 67), dtype)
     x[1, 1, 30] = NAN
     x[2, 2, 66] = NAN
     x[3, 0, :] = NAN
     x[5, 1, 5] = NAN
+    x[6, 0, 0] = NAN
+    x[7, 2, [3, 40]] = INF
+    x[8, 0, [3, 40]] = INF, NAN
     stored = dtypes.encode(x, dtype)
     bits = stored.view(np.uint32 if dtype == "f32" else np.uint16)
     bits[5, 1, 5] |= 1 << (bits.itemsize * 8 - 1)
+    bits[7, 2, 40] += 1
     return stored
 
 
@@ -91,30 +98,49 @@ def _infinite(dtype: str) -> Array:
 
 
 def _tail(dtype: str) -> Array:
-    if dtype == "bf16":
-        x = nx.round_bf16(nx.normal(40, (2, 3, 8193), 12, 1.0))
-    else:
-        x = np.full((2, 3, 8193), -1.5)[: 1 if dtype == "f32" else 2]
-    x[0, 0, 8192] = x[-1, 2, 8192] = 9.0
-    x[0, 1, [8191, 8192]] = 9.0
-    if dtype != "f32":
-        x[1, 0, [0, 8192]] = 9.0
+    """The last id refuses a request; in another it stands against -inf, or against a tie."""
+    x = np.full((2, 2, 8193), -1.5)
+    x[0, 1, 8192] = NAN
+    x[1, 0] = -INF
+    x[1, 0, 8192] = -_MOST[dtype]
+    x[1, 1] = -_LEAST[dtype]
+    x[1, 1, [5, 8192]] = -0.0, 0.0
+    return x
+
+
+def _aligned(dtype: str) -> Array:
+    """Rows of whole vectors: what is rare, in each of four nodes, and a NaN as the last element."""
+    x = _normal(45, (4, 4, 64), dtype)
+    x[1, 0] = -INF
+    x[1, 0, 63] = -_MOST[dtype]
+    x[1, 1] = -_LEAST[dtype]
+    x[1, 1, [5, 62]] = -0.0, 0.0
+    x[1, 2, [11, 40]] = INF
+    x[1, 3] = -1.5
+    x[1, 3, [33, 63]] = -1.0
+    x[2, 3, 63] = NAN
     return x
 
 
 def _long(dtype: str) -> Array:
-    x = np.full((1, 2, 50001), -1.5)
+    x = np.full((1, 1, 50001), -1.5)
     if dtype == "bf16":
-        x = nx.round_bf16(nx.normal(50, (1, 2, 50001), 12, 1.0))
-    x[0, 0, [32769, 40000]] = 9.0
-    x[0, 1, 50000] = 9.0
-    return x[:, 1:] if dtype == "f32" else x
+        x = nx.round_bf16(nx.normal(50, (1, 1, 50001), 12, 1.0))
+    x[0, 0, [40000, 50000]] = 9.0
+    return x
 
 
 def _past_16_bits() -> Array:
     """The best id is past 2^16, the second best is what is left of it in 16 bits."""
     x = np.full((1, 1, 70001), -1.5)
     x[0, 0, 70000], x[0, 0, 70000 - 2**16] = 9.0, 8.0
+    return x
+
+
+def _bad_among(shape: tuple[int, int, int], seed: int, dtype: str, *bad: int) -> Array:
+    """Rows of which some, counted over all requests, end in a NaN."""
+    x = _normal(seed, shape, dtype)
+    x.reshape(-1, shape[2])[list(bad), -1] = NAN
     return x
 
 
@@ -154,18 +180,27 @@ def cases() -> Iterator[Case]:
         )
         yield case(
             f"rows_of_257_requests_{dtype}",
-            "more rows and requests than a block has threads",
-            partial(_normal, 80 + seed, (257, 1, 5), dtype),
+            "more rows and requests than a block has threads, and a NaN in late ones",
+            partial(_bad_among, (257, 1, 5), 80 + seed, dtype, 100, 255),
             dtype,
             family="random",
-            kills=("rows_past_256", "requests_past_64"),
+            kills=("rows_past_256", "requests_past_64", "nan_past_request_64"),
         )
     yield case(
-        "nodes_100",
-        "more nodes than a warp, or two, has lanes",
-        partial(_normal, 84, (3, 100, 5), "f32"),
+        "nodes_1030",
+        "more nodes than a block has threads; a NaN in the last of a request",
+        partial(_bad_among, (2, 1030, 2), 84, "f16", 1029),
+        "f16",
         family="random",
-        kills=("nodes_past_64",),
+        kills=("nodes_past_64", "nodes_past_1024", "nan_past_node_64"),
+    )
+    yield case(
+        "requests_1030",
+        "more requests than a block has threads; a NaN in the last but one",
+        partial(_bad_among, (1030, 1, 2), 85, "bf16", 1028),
+        "bf16",
+        family="random",
+        kills=("requests_past_64", "requests_past_1024", "nan_past_request_64"),
     )
     for dtype in ("f32", "bf16", "f16"):
 
@@ -207,8 +242,8 @@ def cases() -> Iterator[Case]:
         )
         yield case(
             named("nan_refused", "f32"),
-            "a NaN of either sign skipped or chosen; a bad request that spoils its neighbours or "
-            "only its row",
+            "a NaN of any sign and bits skipped or chosen, as the first id or after +inf; a bad "
+            "request that spoils its neighbours or only its row",
             partial(_refused, dtype),
             dtype,
             family="poison",
@@ -216,6 +251,9 @@ def cases() -> Iterator[Case]:
             kills=(
                 "nan_ignored",
                 "negative_nan_ignored",
+                "quiet_nan_only",
+                "nan_at_id_0_ignored",
+                "nan_after_inf_ignored",
                 "nan_wins",
                 "nan_fails_its_row_only",
                 "nan_fails_the_batch",
@@ -250,12 +288,30 @@ def cases() -> Iterator[Case]:
         )
         yield case(
             named("vocab_8193", "bf16"),
-            "the last id of a ragged row left out, or an id past it",
+            "the last id of a ragged row left out, an id past it, or a row of several tiles whose "
+            "maximum starts too high, whose zeros are ordered by sign or whose NaN is in the last",
             partial(_tail, dtype),
             dtype,
             kills=(
                 "tail_vector_dropped",
                 "first_tile_only",
+                "tiles_start_at_sentinel",
+                "tiles_order_zeros",
+                "tiles_flush_subnormals",
+                "nan_in_first_tile_only",
+            ),
+        )
+        yield case(
+            f"aligned_rows_{dtype}",
+            "rare values in rows of whole vectors, as when a fast path for those knows only "
+            "ordinary ones",
+            partial(_aligned, dtype),
+            dtype,
+            family="extreme",
+            kills=(
+                "aligned_start_at_sentinel",
+                "aligned_flush_subnormals",
+                "aligned_nan_ignored",
             ),
         )
         yield case(
@@ -277,9 +333,30 @@ def cases() -> Iterator[Case]:
             kills=("ids_cut_to_16_bits",),
         )
     yield case("one_token", "V = 1", lambda: np.full((2, 2, 1), -7.5), null_ok="id 0 is right")
+    yield case(
+        "one_nan_token",
+        "V = 1: the one logit not looked at",
+        lambda: np.array([[[1.0], [2.0], [NAN]]]),
+        kills=("one_token_unread",),
+    )
     yield case("empty_vocabulary", "V = 0: ids -1", lambda: np.zeros((2, 2, 0)))
     yield case("no_nodes", "N = 0", lambda: np.zeros((2, 0, 9)), null_ok="only status is written")
     yield case("no_requests", "R = 0", lambda: np.zeros((0, 2, 9)), null_ok="nothing to write")
+    yield case(
+        "vocab_70001_f32",
+        "ids cut to 16 bits",
+        _past_16_bits,
+        tier="full",
+        kills=("ids_cut_to_16_bits",),
+    )
+    yield case(
+        "nodes_65537",
+        "more rows than a grid's second axis, or 16 bits, can count",
+        lambda: nx.round_f16(nx.normal(71, (1, 65537, 3), 8, 2.0)),
+        "f16",
+        family="random",
+        tier="full",
+    )
     yield case(
         "vocab_163840_bf16",
         "a production vocabulary, split over many blocks",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdtr import dtypes
 from kdtr import numerics as nx
 from kdtr.case import Arrays, Attrs, Case, Reference
 from kdtr.reference.moe_route import Convention, reference
@@ -80,21 +81,74 @@ def _banned() -> dict[str, Array]:
     return x
 
 
+def _far_biases(groups: bool) -> dict[str, Array]:
+    """Choices of 0 and far below it, down to the least finite; and far below it in all groups."""
+    x = spread(45, 2, 16)
+    if groups:
+        order = np.argsort(nx.normal(46, (16,), 40), kind="stable")
+        x["bias"] = nx.round_f32(-1e30 * (2.0 + order + 10.0 * (np.arange(16) // 4 % 3)))
+        return x
+    x["logits"][:, 4] = 0.0
+    x["bias"][[4, 9]] = -0.5, float(np.finfo(np.float32).min)
+    x["bias"][[1, 3, 7, 8, 12]] = nx.round_f32(np.array([-2e30, -2e4, -7.0, -2e9, -3e38]))
+    return x
+
+
+def _top_1() -> dict[str, Array]:
+    """Negative choices: two tied, the best outside the kept groups, and a NaN in token 3."""
+    x = biased(47, 6, 16, -3.0)
+    x["bias"][:8] = x["bias"][12:] = -3.0
+    x["logits"][1, :8], x["logits"][1, 8:] = 0.5, -2.0
+    x["logits"][2, [0, 1, 4, 5]], x["logits"][2, 12:] = 3.0, [6.0, -9.0, -9.5, -10.0]
+    x["logits"][3, 15] = NAN
+    return x
+
+
+def _long_list() -> dict[str, Array]:
+    """Ties in pairs, negative choices, and bans that leave pads."""
+    x = spread(48, 1, 520)
+    x["logits"][:, 1::4] = x["logits"][:, 0::4]
+    x["bias"] = np.full(520, -3.0)
+    x["bias"][[3, 130, 401]] = -INF
+    return x
+
+
+def _best_in_last_kept() -> dict[str, Array]:
+    """512 groups of two: the lower the score, the better the better expert; 300 are kept."""
+    rank = np.argsort(nx.normal(49, (512,), 40), kind="stable")
+    best, both = rank * 2.0**-7, 2.0 - rank * 2.0**-9
+    return {"logits": np.zeros((1, 1024)), "bias": np.stack([best, both - best], 1).ravel() - 0.5}
+
+
+def _two_groups_of_512() -> dict[str, Array]:
+    """The better group has its two best past 256, the other the best of all in its first 64."""
+    x = spread(17, 2, 1024)
+    x["logits"] = np.ldexp(np.rint(np.ldexp(x["logits"], 3)), -6)
+    for t, other in enumerate((0, 512)):
+        x["logits"][t, other + 10] = 6.0
+        x["logits"][t, [512 - other + 300, 512 - other + 500]] = 5.0, 4.0
+    return x
+
+
 def _nan_row() -> dict[str, Array]:
-    x = biased(42, 5, 16)
-    x["logits"][1, 15], x["logits"][4, 0] = NAN, NAN
+    """NaN as the last and as the first logit, with its sign set, and of the least bits."""
+    x = biased(42, 8, 16)
+    for t, expert in ((1, 15), (4, 0), (5, 7), (6, 9)):
+        x["logits"][t, expert] = NAN
+    stored = dtypes.encode(x["logits"], "f32")
+    stored.view(np.uint32)[[5, 6], [7, 9]] = 0xFFC00000, 0x7F800001
+    return {**x, "logits": stored}
+
+
+def _bad_bias(value: float, expert: int, experts: int = 16) -> dict[str, Array]:
+    x = biased(43, 3 if experts == 16 else 1, experts)
+    x["bias"][expert] = value
     return x
 
 
-def _bad_bias(value: float) -> dict[str, Array]:
-    x = biased(43, 3, 16)
-    x["bias"][3] = value
-    return x
-
-
-def _bad_among_261() -> dict[str, Array]:
-    x = spread(18, 261, 4)
-    x["logits"][200, 3] = x["logits"][260, 0] = NAN
+def _bad_among_1030() -> dict[str, Array]:
+    x = spread(52, 1030, 1)
+    x["logits"][[200, 260, 1029], 0] = NAN
     return x
 
 
@@ -105,9 +159,9 @@ def _bad_logit_299() -> dict[str, Array]:
 
 
 def _logits_to_80() -> dict[str, Array]:
-    """Rows of large and of small scores: those of the last all have the size of the epsilon."""
-    order = np.argsort(nx.normal(21, (4, 16), 40), axis=1, kind="stable")
-    steps = np.array([[5.0, -80.0], [1.0, -47.0], [1.0, -9.0], [2.0, -80.0]])
+    """Rows of large and small scores, of the size of the epsilon, and all far below it."""
+    order = np.argsort(nx.normal(21, (5, 16), 40), axis=1, kind="stable")
+    steps = np.array([[5.0, -80.0], [1.0, -47.0], [1.0, -9.0], [2.0, -80.0], [0.25, -80.0]])
     logits = order * steps[:, :1] + steps[:, 1:]
     logits[2] = np.where(order[2] == 15, 80.0, logits[2])
     return {"logits": logits, "bias": np.zeros(16)}
@@ -116,6 +170,13 @@ def _logits_to_80() -> dict[str, Array]:
 def _infinite_logits() -> dict[str, Array]:
     x = spread(44, 2, 16)
     x["logits"][0, 2], x["logits"][1, 7] = INF, -INF
+    x["bias"][2] = -0.5
+    return x
+
+
+def _experts_1024() -> dict[str, Array]:
+    x = biased(14, 2, 1024)
+    x["logits"][1, 1023] = NAN
     return x
 
 
@@ -281,33 +342,39 @@ def cases() -> Iterator[Case]:
     )
     yield _case(
         "nan_row",
-        "A NaN logit that reaches other tokens, or is taken as a number.",
+        "A NaN logit of any sign and bits that reaches other tokens, or is taken as a number.",
         _nan_row,
         groups=4,
         kept=2,
         family="extreme",
         seed=42,
-        kills=("nan_ignored",),
+        kills=("nan_ignored", "quiet_nan_only", "negative_nan_ignored"),
         wrong=("nan_ignored",),
     )
-    for name, value in (("nan", NAN), ("plus_inf", INF)):
+    for name, value, expert, experts, kill in (
+        ("bias_nan", NAN, 0, 16, ["bias_0_unchecked"]),
+        ("bias_nan_1023", NAN, 1023, 1024, ["checks_256_experts", "checks_512_experts"]),
+        ("bias_plus_inf", INF, 3, 16, []),
+        ("bias_plus_inf_299", INF, 299, 300, ["inf_bias_last_unchecked"]),
+    ):
         yield _case(
-            f"bias_{name}",
-            "A bias that no order can use: every token fails.",
-            partial(_bad_bias, value),
+            name,
+            "A bias that no order can use, the first, a late or the last one: every token fails.",
+            partial(_bad_bias, value, expert, experts),
             groups=4,
             kept=2,
             family="extreme",
             seed=43,
-            kills=("nan_ignored",),
+            kills=("nan_ignored", *kill),
         )
     yield _case(
         "infinite_logits",
-        "Scores of exactly 1 and 0.",
+        "Scores of exactly 1 and 0: an infinite logit taken for a ban, or for the first choice.",
         _infinite_logits,
+        k=16,
         family="extreme",
         seed=44,
-        kills=("scale_twice",),
+        kills=("scale_twice", "minus_inf_logit_banned", "plus_inf_logit_first"),
     )
     yield _case(
         "experts_384_tokens_40",
@@ -344,14 +411,14 @@ def cases() -> Iterator[Case]:
     )
     yield _case(
         "group_per_expert",
-        "Groups of one expert, which have no second choice.",
+        "Groups of one expert, which have no second choice; more choices than are kept.",
         partial(biased, 8, 12, 16),
         groups=16,
         kept=6,
-        k=4,
+        k=8,
         family="random",
         seed=8,
-        kills=("unsorted",),
+        kills=("unsorted", "group_of_one_ignored", "mask_finite"),
     )
     yield _case(
         "odd_experts_per_group",
@@ -389,12 +456,12 @@ def cases() -> Iterator[Case]:
     )
     yield _case(
         "experts_1024",
-        "Experts past 512, to the most that the contract allows.",
-        partial(biased, 14, 2, 1024),
+        "Experts past 512, to the most that the contract allows, and a NaN in the last.",
+        _experts_1024,
         k=8,
         family="random",
         seed=14,
-        kills=("expert_limit", "past_512_experts"),
+        kills=("expert_limit", "past_512_experts", "checks_512_experts"),
     )
     yield _case(
         "top_35_of_48",
@@ -418,24 +485,126 @@ def cases() -> Iterator[Case]:
         kills=("past_32_groups", "past_64_groups", "no_groups", "group_max"),
     )
     yield _case(
-        "groups_of_100",
-        "Groups of more experts than 32 and 64.",
-        partial(biased, 17, 8, 300),
-        groups=3,
+        "groups_of_512",
+        "Groups of more experts than 64 and 256.",
+        _two_groups_of_512,
+        groups=2,
         kept=1,
         k=5,
-        family="random",
+        family="needle",
         seed=17,
-        kills=("past_64_in_group", "no_groups", "group_max"),
+        kills=("past_64_in_group", "past_256_in_group", "no_groups", "group_max"),
     )
     yield _case(
-        "bad_among_261",
-        "Tokens past 64 and 256, and those of them with a NaN.",
-        _bad_among_261,
+        "groups_512",
+        "More groups, and more groups kept, than a block has threads.",
+        _best_in_last_kept,
+        groups=512,
+        kept=300,
+        k=6,
+        family="needle",
+        seed=49,
+        kills=("past_256_groups", "keeps_256_groups", "one_group_less"),
+    )
+    yield _case(
+        "all_groups_kept",
+        "As many groups kept as there are, treated as one fewer.",
+        partial(biased, 50, 4, 16),
+        groups=4,
+        kept=4,
+        k=16,
+        family="random",
+        seed=50,
+        kills=("all_groups_less_one",),
+    )
+    for name, groups, kill in (
+        ("far_biases", 1, ["choices_end_at_1e4", "least_choice_is_a_ban", "zero_choice_is_a_ban"]),
+        ("far_biases_grouped", 4, ["choices_end_at_1e4", "groups_end_at_1e4"]),
+    ):
+        yield _case(
+            name,
+            "A finite bias far below 0, or a choice of 0, taken for a ban.",
+            partial(_far_biases, groups > 1),
+            groups=groups,
+            kept=1 if groups == 1 else 2,
+            k=16 if groups == 1 else 8,
+            family="extreme",
+            seed=45,
+            kills=(*kill, "ungrouped_init_zero" if groups == 1 else "init_zero"),
+        )
+    yield _case(
+        "last_group_one_finite",
+        "A group with one finite choice scored by it, or the mask left out where no group has two.",
+        partial(_all_but_one, False),
+        groups=4,
+        kept=2,
+        k=3,
+        family="extreme",
+        seed=40,
+        kills=("lone_choice_scores_group", "no_groups"),
+    )
+    yield _case(
+        "all_banned",
+        "No candidate at all taken for bad input, or expert 0 chosen.",
+        lambda: {**spread(51, 2, 16), "bias": np.full(16, -INF)},
         k=2,
         family="extreme",
-        seed=18,
-        kills=("token_limit", "past_256_tokens", "checks_64_tokens"),
+        seed=51,
+        kills=("no_candidate_is_bad", "no_candidate_is_expert_0"),
+    )
+    yield _case(
+        "top_1",
+        "One choice, found by a plain maximum without ties, groups, bias or check.",
+        _top_1,
+        groups=4,
+        kept=2,
+        k=1,
+        renormalize=False,
+        family="tie",
+        seed=47,
+        kills=("top_1_last_wins", "top_1_ignores_groups", "top_1_no_bias", "top_1_nan_ignored"),
+    )
+    yield _case(
+        "top_520",
+        "Hundreds of choices, found by a sort that forgets ties, bans or pads.",
+        _long_list,
+        k=520,
+        renormalize=False,
+        family="tie",
+        seed=48,
+        kills=(
+            "past_512_slots",
+            "long_list_last_wins",
+            "long_list_init_zero",
+            "long_list_renormalised",
+            "long_list_duplicates",
+        ),
+    )
+    yield _case(
+        "top_0",
+        "No choices: the status is still due.",
+        _nan_row,
+        k=0,
+        family="extreme",
+        seed=42,
+        kills=("nan_ignored", "no_choices_no_check"),
+    )
+    yield _case(
+        "one_expert_tokens_1030",
+        "One expert, whose weight is taken for granted; tokens past 64, 256 and 1,024, some with a "
+        "NaN.",
+        _bad_among_1030,
+        k=1,
+        renormalize=False,
+        family="extreme",
+        seed=52,
+        kills=(
+            "one_expert_weighs_one",
+            "token_limit",
+            "past_256_tokens",
+            "past_1024_tokens",
+            "checks_64_tokens",
+        ),
     )
     yield _case(
         "bad_logit_299",
@@ -447,22 +616,19 @@ def cases() -> Iterator[Case]:
         kills=("checks_256_experts", "nan_ignored"),
     )
     yield _case(
-        "bad_bias_299",
-        "A bias past 256 experts that no order can use.",
-        lambda: {**spread(20, 1, 300), "bias": np.where(np.arange(300) == 299, NAN, 0.0)},
-        k=5,
-        family="extreme",
-        seed=20,
-        kills=("checks_256_experts", "nan_ignored"),
-    )
-    yield _case(
         "logits_to_80",
         "Logits from -80 to 80: clamped, or a sum of scores that underflows to its epsilon.",
         _logits_to_80,
         k=3,
         family="extreme",
         seed=21,
-        kills=("clamps_logits_at_30", "clamps_logits_at_12", "no_epsilon", "unsorted"),
+        kills=(
+            "clamps_logits_at_30",
+            "clamps_logits_at_12",
+            "no_epsilon",
+            "unsorted",
+            "small_scores_flushed",
+        ),
     )
     yield _case(
         "all_chosen",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +15,7 @@ from kdtr.case import Arrays, Attrs, Case, Reference
 from kdtr.reference.step import trace
 
 Array = NDArray[Any]
+Change = Callable[[dict[str, Array]], dict[str, Array]]
 E, D, DV, H, M = 8, 12, 8, 2, 96
 TIED = 9
 SCALE = float(np.float32(0.25))
@@ -24,11 +25,11 @@ TARGET_GAP = 2.0**-8  # f32 attention and head stay below 2^-14 on these sizes
 
 def _attempt(
     seed: int, shape: tuple[int, int, int], slots: int, prefix: tuple[int, ...], page: int,
-    follow: float,
+    follow: float, dtype: str, table: int | None,
 ) -> dict[str, Array]:  # fmt: skip
     """A step whose target is the drafter's best token in a share `follow` of the vocabulary."""
     requests, depths, vocab = shape
-    per = -(-(max(prefix) + depths + 1) // page)
+    per = -(-(max(prefix) + depths + 1) // page) if table is None else table
     pages = requests * per
     tree_pages = -(-requests * slots // page)
     pool_slots = (pages + tree_pages) * page
@@ -40,6 +41,7 @@ def _attempt(
     biased = nx.integers(seed + 4, (vocab,), 0, 1000) < follow * 1000
     # The stand-in target leans to tokens that the drafter likes too.
     logits[:, :, biased] += 2.0
+    logits = {"f32": nx.round_f32, "bf16": nx.round_bf16, "f16": nx.round_f16}[dtype](logits)
     if seed % 100 == TIED:  # the two best of each depth are equal
         best = np.argsort(-logits, axis=-1, kind="stable")[..., :2]
         top = np.take_along_axis(logits, best[..., :1], -1)
@@ -73,6 +75,7 @@ def _margins(inputs: Arrays, attrs: Attrs) -> tuple[float, float, int]:
         pairs = pairwise(zip(weights, depths, strict=True))
         gaps += [a - b for (a, da), (b, db) in pairs if a != b or da != db]
     live = np.arange(seen["logits"].shape[1]) < outputs["n_nodes"][:, None]
+    live &= outputs["status"][2][:, None] == 0  # zeros, exactly, where verify refuses
     top = np.sort(seen["logits"][live], axis=-1, kind="stable")[:, -2:]
     target = float(np.min(top[:, 1] - top[:, 0], initial=np.inf))
     return min(gaps), target, int(outputs["accept_len"].max())
@@ -81,12 +84,14 @@ def _margins(inputs: Arrays, attrs: Attrs) -> tuple[float, float, int]:
 @cache
 def _qualified(
     seed: int, shape: tuple[int, int, int], slots: int, prefix: tuple[int, ...], page: int,
-    order: str, follow: float, accepted: int,
+    order: str, follow: float, accepted: int, change: Change | None, dtype: str, table: int | None,
 ) -> dict[str, Array]:  # fmt: skip
     """The first seed whose trees and targets no legal rounding can change."""
     attrs = _attrs(slots, page, order)
     for offset in range(0, 100_000, 100):
-        inputs = _attempt(seed + offset, shape, slots, prefix, page, follow)
+        inputs = _attempt(seed + offset, shape, slots, prefix, page, follow, dtype, table)
+        if change:
+            inputs = change(inputs)
         wide = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in inputs.items()}
         tree, target, most = _margins(wide, attrs)
         if tree > TREE_GAP and target > TARGET_GAP and most >= accepted:
@@ -104,15 +109,16 @@ def _case(
     name: str, catches: str, seed: int, shape: tuple[int, int, int], slots: int,
     prefix: tuple[int, ...], page: int, order: str = "ranks", follow: float = 0.1,
     accepted: int = 1, kills: tuple[str, ...] = (), wrong: tuple[str, ...] = (),
-    change: Any = None,
+    change: Change | None = None, dtype: str = "f32", table: int | None = None,
 ) -> Case:  # fmt: skip
     def inputs() -> Arrays:
-        found = dict(_qualified(seed, shape, slots, prefix, page, order, follow, accepted))
-        return change(found) if change else found
+        return dict(_qualified(
+            seed, shape, slots, prefix, page, order, follow, accepted, change, dtype, table,
+        ))  # fmt: skip
 
     return Case(
         name, catches, inputs, _attrs(slots, page, order), family="random", seed=seed, kills=kills,
-        wrong=wrong, flags=("composite",),
+        wrong=wrong, flags=("composite",), dtypes={"logits": dtype},
     )  # fmt: skip
 
 
@@ -120,6 +126,28 @@ def _nan_request(found: dict[str, Array]) -> dict[str, Array]:
     logits = found["logits"].copy()
     logits[1, 0, 3] = np.nan
     return {**found, "logits": logits}
+
+
+def _every_status(page: int, found: dict[str, Array]) -> dict[str, Array]:
+    """Ten requests, of which the first and the last are good and the others fail in a stage each.
+
+    By topk: NaN as the last logit, +inf. By build: root, length. By verify: a page past the pool,
+    a length past the table. By commit: the page of the root's row, a full table.
+    """
+    found = {name: array.copy() for name, array in found.items()}
+    found["logits"][1, -1, -1], found["logits"][2, 0, 0] = np.nan, np.inf
+    found["root_token"][3], found["prefix_len"][4] = -1, -1
+    table, lengths = found["page_table"], found["prefix_len"]
+    table[5, 0] = len(found["kv_pool"]) // page
+    table[6, lengths[6] // page] = -1
+    lengths[8] = table.shape[1] * page + 1
+    return found
+
+
+def _past_the_tables(found: dict[str, Array]) -> dict[str, Array]:
+    """Positions from 4 on have no row; neither has the root of request 1."""
+    found["root_token"][1] = len(found["token_rows"]) + 5
+    return {**found, "position_rows": found["position_rows"][:4].copy()}
 
 
 def _full_table(found: dict[str, Array]) -> dict[str, Array]:
@@ -150,8 +178,10 @@ def cases() -> Iterator[Case]:
         kills=("commits_at_prefix_plus_one",),
     )  # fmt: skip
     yield _case(
-        "uno_order", "The tie order attribute lost on the way.", 5, (2, 4, 24), 8, (4, 11), 16,
-        "uno", kills=("stale_prefix_len",), wrong=("bonus_counted",),
+        "uno_order", "The tie order attribute lost on the way.",
+        100 + TIED, (2, 4, 24), 8, (4, 11), 16, "uno",
+        kills=("ranks_whatever_asked", "stale_prefix_len"),
+        wrong=("other_tie_order", "bonus_counted"),
     )  # fmt: skip
     yield _case(
         "long_path", "A commit that stops at the first accepted draft.",
@@ -161,6 +191,32 @@ def cases() -> Iterator[Case]:
         "refused_request", "One request with NaN logits stops, or takes its neighbours down.",
         7, (3, 3, 24), 5, (4, 9, 17), 16, change=_nan_request, kills=("refused_request_dropped",),
         wrong=("refused_request_inactive",),
+    )  # fmt: skip
+    for page, dtype, lengths, table, more in (
+        (16, "bf16", (2, 3, 1, 2, 4, 3, 0, 16, 5, 7), 1, ()),
+        (1, "f16", (2, 3, 1, 2, 4, 3, 3, 6, 5, 3), 6, ("halves_read_as_bf16",)),
+    ):
+        yield _case(
+            f"every_status_page_{page}",
+            "A request refused in one stage that loses its status, goes on as it should not, or "
+            "takes its neighbours down; 16-bit logits of the other type; ties by the highest id.",
+            200 + TIED, (10, 2, 16), 4, lengths, page, change=partial(_every_status, page),
+            dtype=dtype, table=table,
+            kills=(
+                *more, "narrow_ties_by_highest_id", "nan_in_first_depth_only",
+                "last_logit_unchecked", "plus_inf_accepted", "refused_tree_keeps_root",
+                "negative_root_accepted", "negative_prefix_accepted", "inactive_commits_root",
+                "verify_status_lost", "verify_refusal_ends_request", "bad_page_is_capacity",
+                "bad_page_past_pool_accepted",
+            ),
+            wrong=("capacity_ignored",),
+        )  # fmt: skip
+    yield _case(
+        "past_the_tables",
+        "A token or a position without a row that takes the last row; the bonus lost after a path "
+        "of all depths.",
+        12, (2, 1, 16), 3, (3, 4), 1, change=_past_the_tables,
+        kills=("position_clamped", "token_clamped", "bonus_lost_at_full_depth"),
     )  # fmt: skip
     yield _case(
         "tied_siblings", "Equal candidates expanded in another order than the ranks say.",

@@ -25,6 +25,10 @@ _ROUND: Mapping[str, Callable[[Array], Array]] = {
 }
 
 
+_LEAST = {"f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24}
+_MOST = {"f32": float(np.finfo(np.float32).max), "bf16": 255.0 * 2.0**120, "f16": 65504.0}
+
+
 def _normal(
     seed: int, shape: tuple[int, int, int], dtype: str, scale: float = 3.0, shift: float = 0.0
 ) -> Array:
@@ -96,16 +100,20 @@ def _minus_inf(dtype: str = "bf16") -> Array:
 
 
 def _refused(value: float, dtype: str = "f32") -> Array:
-    """A bad value in the middle, as the last element, and none; a NaN also with its sign set."""
-    x = _normal(80, (6, 3, 67), dtype)
+    """A bad value in the middle, last, first, in the last row, and none.
+
+    A NaN also with its sign set and of the least bits.
+    """
+    x = _normal(80, (8, 3, 67), dtype)
     x[1, 1, 30] = value
     x[2, 2, 66] = value
     x[3, 0, 0], x[3, 2, 65] = value, -INF
-    x[5, 1, 5] = value
+    x[5, 1, 5], x[6, 1, 0], x[7, 2, 9] = value, value, value
     stored = dtypes.encode(x, dtype)
     if np.isnan(value):
         bits = stored.view(np.uint32 if dtype == "f32" else np.uint16)
         bits[5, 1, 5] |= 1 << (bits.itemsize * 8 - 1)
+        bits[6, 1, 0] = {"f32": 0x7F800001, "bf16": 0x7F81, "f16": 0x7C01}[dtype]
     return stored
 
 
@@ -185,24 +193,69 @@ def _sorted_rows() -> Array:
 
 
 def _long_row() -> Array:
-    """V = 45,001: best ids at every seam of a split vocabulary, ties across them."""
-    x = nx.round_bf16(nx.normal(150, (1, 1, 45001), 12, 1.0))
-    seams = [0, 8191, 8192, 16384, 20479, 20480, 22500, 32767, 32768, 40959, 40960, 45000]
-    x[0, 0, seams] = 6.0
-    x[0, 0, [32769, 44999]] = 7.0, 6.5
+    """V = 20,501: best ids at every seam of a split vocabulary; a late NaN; an empty row."""
+    x = nx.round_bf16(nx.normal(150, (3, 1, 20501), 12, 1.0))
+    x[0, 0, [0, 2047, 2048, 4096, 8191, 8192, 10239, 10240, 16383, 16384, 20479, 20500]] = 6.0
+    x[0, 0, [12289, 20480]] = 7.0, 6.5
+    x[1, 0, 20500] = NAN
+    x[2] = -INF
     return x
 
 
-def _past_16_bits() -> Array:
-    """The best ids are past 2^16, the next best are what is left of them in 16 bits."""
-    x = np.full((1, 1, 70001), -1.5)
-    x[0, 0, [70000, 65536]], x[0, 0, [70000 - 2**16, 0]] = 9.0, 8.0
+def _past_16_bits(dtype: str) -> Array:
+    """The best ids are past 2^16, zeros of both signs; the next are below. All else may be -inf."""
+    x = np.full((1, 1, 70001), -INF if dtype == "bf16" else -1.5)
+    x[0, 0, [65536, 70000]] = -0.0, 0.0
+    x[0, 0, [70000 - 2**16, 0]] = -_LEAST[dtype]
     return x
 
 
 def _long_row_f32() -> Array:
-    x = nx.normal(151, (1, 1, 40000), 14, 1.0)
-    x[0, 0, [39999, 10239, 10240, 20480, 30719]] = 6.0, 6.5, 6.5, 6.0, 7.0
+    x = -1.0 - np.abs(nx.normal(151, (2, 1, 20501), 14, 1.0))
+    x[0, 0, [5119, 5120, 10239, 10240, 15359, 15360]] = 6.0, 6.5, 6.5, 6.0, 7.0, 6.0
+    x[0, 0, [10241, 20500]] = -0.0, 0.0
+    x[0, 0, [8191, 20480]] = 2.0**-149, 2.0**-148
+    x[1, 0, 20500] = NAN
+    return x
+
+
+def _aligned(dtype: str) -> Array:
+    """Rows of whole vectors: zeros and subnormals, all magnitudes, NaN, +inf, and ordinary ones."""
+    x = _normal(152, (4, 2, 64), dtype)
+    x[0, 0] = np.arange(64) % 5 * _LEAST[dtype]
+    x[0, 0, ::10] = -0.0
+    x[0, 1] = -INF
+    x[0, 1, [3, 20, 50]] = _MOST[dtype], -_MOST[dtype], -_MOST[dtype]
+    x[1, 1, 63] = NAN
+    x[2, 0, 8] = INF
+    return x
+
+
+def _top_1() -> Array:
+    """Ties, zeros and subnormals; an empty row and far values; and two refused requests."""
+    x = np.full((4, 3, 65), -1.5)
+    x[0, 0, [37, 64]] = 2.0
+    x[0, 1, [5, 50]] = -0.0, 0.0
+    x[0, 2] = -3 * _LEAST["bf16"]
+    x[0, 2, 41] = -2 * _LEAST["bf16"]
+    x[1, :2] = -INF
+    x[1, 1, 64] = -_MOST["bf16"]
+    x[2, 1, 33], x[3, 2, 0] = NAN, INF
+    return x
+
+
+def _long_list() -> Array:
+    """K = 520: zeros, subnormals and ties among them; and a row of 300 finite values."""
+    x = np.stack([np.arange(640) % 11 * 2.0**-149, nx.round_bf16(nx.normal(153, (640,), 18, 1.0))])
+    x[0, ::22] = -0.0
+    x[1, 300:] = -INF
+    return x[None]
+
+
+def _bad_among(shape: tuple[int, int, int], seed: int, dtype: str, *bad: int) -> Array:
+    """Rows of which some, counted over all requests, end in a NaN."""
+    x = _normal(seed, shape, dtype)
+    x.reshape(-1, shape[2])[list(bad), -1] = NAN
     return x
 
 
@@ -413,26 +466,29 @@ def cases() -> Iterator[Case]:
         kills=("tail_vector_dropped",),
     )
     yield case(
-        "vocab_45001",
-        "a split vocabulary: ids at the seams lost, doubled, out of order, or cut to 15 bits",
+        "vocab_20501",
+        "a split vocabulary: ids at the seams lost, doubled or out of order, a NaN in a late part, "
+        "the empty row of many parts",
         _long_row,
         16,
         "bf16",
         kills=(
-            "ids_cut_to_15_bits",
             "first_split_only",
             "tail_vector_dropped",
+            "bad_in_first_tile_only",
+            "tiles_empty_row_lse_zero",
         ),
     )
     yield case(
-        "vocab_40000_f32",
-        "a split vocabulary in f32: partial results merged in the wrong order or ids cut to 15 "
-        "bits",
+        "vocab_20501_f32",
+        "a split vocabulary in f32: parts merged in the wrong order, a NaN in a late part",
         _long_row_f32,
         40,
         kills=(
-            "ids_cut_to_15_bits",
             "first_split_only",
+            "bad_in_first_tile_only",
+            "tiles_order_zeros",
+            "tiles_flush_subnormals",
         ),
     )
     yield case(
@@ -468,6 +524,7 @@ def cases() -> Iterator[Case]:
         kills=(
             "nan_ignored",
             "negative_nan_ignored",
+            "quiet_nan_only",
             "nan_fails_its_row_only",
             "nan_fails_the_batch",
             "status_never_set",
@@ -560,7 +617,11 @@ def cases() -> Iterator[Case]:
         )
     for dtype in ("bf16", "f16"):
         for name, value, kills in (
-            ("nan", NAN, ("nan_ignored", "negative_nan_ignored", "status_never_set")),
+            (
+                "nan",
+                NAN,
+                ("nan_ignored", "negative_nan_ignored", "quiet_nan_only", "status_never_set"),
+            ),
             ("plus_inf", INF, ("plus_inf_accepted", "status_never_set")),
         ):
             yield case(
@@ -584,12 +645,24 @@ def cases() -> Iterator[Case]:
         )
         yield case(
             f"vocab_70001_{dtype}",
-            "ids cut to 15 or to 16 bits, a split vocabulary",
-            _past_16_bits,
+            "ids cut to 15 or to 16 bits; a split vocabulary whose parts forget zeros, subnormals, "
+            "-inf or pads",
+            partial(_past_16_bits, dtype),
             5,
             dtype,
             wrong=("ties_by_highest_id",),
-            kills=("ids_cut_to_16_bits", "ids_cut_to_15_bits", "first_split_only"),
+            kills=(
+                "ids_cut_to_16_bits",
+                "ids_cut_to_15_bits",
+                "first_split_only",
+                "tiles_order_zeros",
+                "tiles_flush_subnormals",
+            )
+            + (
+                ("tiles_minus_inf_is_candidate", "tiles_pads_not_written")
+                if dtype == "bf16"
+                else ()
+            ),
         )
     yield case(
         "signed_zeros_f16",
@@ -614,13 +687,75 @@ def cases() -> Iterator[Case]:
     for seed, dtype in enumerate(("f32", "bf16", "f16")):
         yield case(
             f"rows_of_257_requests_{dtype}",
-            "more rows and requests than a block has threads",
-            partial(_normal, 190 + seed, (257, 1, 5), dtype),
+            "more rows and requests than a block has threads, and a NaN in late ones",
+            partial(_bad_among, (257, 1, 5), 190 + seed, dtype, 100, 255),
             2,
             dtype,
             family="random",
-            kills=("rows_past_256", "requests_past_64"),
+            kills=("rows_past_256", "requests_past_64", "bad_past_request_64"),
         )
+        yield case(
+            f"aligned_rows_{dtype}",
+            "rare values in rows of whole vectors, or where K > V, as when a fast path for those "
+            "knows only ordinary ones; a log-prob of -inf taken for a pad",
+            partial(_aligned, dtype),
+            70,
+            dtype,
+            family="extreme",
+            wrong=("minus_inf_is_candidate",),
+            kills=(
+                "aligned_order_zeros",
+                "aligned_minus_inf_is_candidate",
+                "aligned_nan_ignored",
+                "aligned_plus_inf_accepted",
+                "k_past_vocab_ties_by_highest_id",
+                "k_past_vocab_flushes_subnormals",
+                "k_past_vocab_nan_ignored",
+                *(
+                    ()
+                    if dtype == "f16"
+                    else ("aligned_finite_sentinel", "infinite_logprob_is_a_pad")
+                ),
+            ),
+        )
+    yield case(
+        "depths_260",
+        "more depths than a block has threads; a NaN in the last one",
+        partial(_bad_among, (2, 260, 3), 154, "bf16", 259),
+        1,
+        "bf16",
+        family="random",
+        kills=("rows_past_256", "depths_past_64", "bad_past_depth_64"),
+    )
+    yield case(
+        "k_1",
+        "one candidate, found by a plain maximum without ties, zeros, bad values or -inf",
+        _top_1,
+        1,
+        "bf16",
+        family="tie",
+        wrong=("ties_by_highest_id", "minus_inf_is_candidate"),
+        kills=(
+            "top_1_ties_by_highest_id",
+            "top_1_orders_zeros",
+            "top_1_minus_inf_is_candidate",
+            "top_1_nan_ignored",
+            "top_1_plus_inf_accepted",
+        ),
+    )
+    yield case(
+        "k_520",
+        "hundreds of candidates, found by a sort that forgets subnormals, -inf or pads",
+        _long_list,
+        520,
+        family="tie",
+        wrong=("ties_by_highest_id", "minus_inf_is_candidate"),
+        kills=(
+            "long_list_flushes_subnormals",
+            "long_list_minus_inf_is_candidate",
+            "long_list_pads_not_written",
+        ),
+    )
     yield case(
         "dominant_logit",
         "lse rounded below the row's maximum, which makes a log-prob positive",
@@ -717,11 +852,12 @@ def cases() -> Iterator[Case]:
     yield case(
         "no_candidates",
         "K = 0: lse and status are still due",
-        lambda: _normal(171, (2, 2, 50), "f32"),
+        partial(_bad_among, (3, 2, 50), 171, "f32", 3),
         0,
         kills=(
             "lse_base_2",
             "lse_fast_exp",
+            "no_candidates_no_status",
         ),
     )
     yield case(

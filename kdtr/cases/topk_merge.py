@@ -153,13 +153,70 @@ def _large_ids() -> dict[str, Array]:
     return found
 
 
+def _shards_37() -> dict[str, Array]:
+    """37 shards out of order: ties, zeros, subnormals, empty shards; pads of any id."""
+    x = _bf16(20, (2, 2, 200))
+    x[0, 1] = np.where(np.arange(200) % 3 == 0, 0.0, -0.0)
+    x[1, 0] = np.ldexp(np.argsort(nx.raw_bits(21, 200), kind="stable") - 190.0, -149)
+    x[1, 1, 20:120] = -INF
+    spans = even(200, 37)
+    found = split(x, [spans[s] for s in np.argsort(nx.raw_bits(22, 37), kind="stable")], 6, NAN)
+    found["part_ids"] = np.where(found["part_ids"] < 0, -7, found["part_ids"]).astype(np.int32)
+    return found
+
+
 def _many_shards() -> dict[str, Array]:
-    """300 shards. Request 1 is refused by the last of them, request 2 by the lse of one of them."""
-    x = _f32(110, (3, 1, 900))
-    x[0, 0, [150, 200, 500, 890]] += 16.0  # in shards 50, 66, 166 and 296
-    found = split(nx.round_f32(x), even(900, 300), 4)
-    found["part_status"][299, 1] = 3
-    found["part_lse"][270, 2, 0] = NAN
+    """1,100 shards. Request 1 is refused by the last, request 2 by the lse of one of them."""
+    found = split(_f32(110, (3, 1, 1100)), even(1100, 1100), 1)
+    found["part_status"][1099, 1] = 3
+    found["part_lse"][1070, 2, 0] = NAN
+    return found
+
+
+def _one_shard_pads() -> dict[str, Array]:
+    """A single shard of 3 tokens and many pads, refused by status, by lse, or empty."""
+    x = _f32(150, (4, 2, 3))
+    x[3, 0] = -INF
+    found = split(x, [(0, 3)], 5, NAN)
+    found["part_ids"] = np.where(found["part_ids"] < 0, -3, found["part_ids"]).astype(np.int32)
+    found["part_status"][0, 1] = 2
+    found["part_lse"][0, 2, 1] = NAN
+    found["first"] = np.asarray([96], np.int32)
+    return found
+
+
+def _k_1() -> dict[str, Array]:
+    """One candidate each, shards out of order: ties, zeros, subnormals, pads, a refused request."""
+    x = np.full((2, 4, 50), -1.5)
+    x[0, 0, [7, 23, 44]] = 2.0
+    x[0, 1, [3, 31]], x[0, 1, [17, 48]] = -0.0, 0.0
+    x[0, 2] = -(2.0**-147)
+    x[0, 2, 35] = -(2.0**-148)
+    x[0, 3, :20] = x[0, 3, 30:] = -INF
+    found = split(x, [(20, 30), (0, 10), (40, 50), (10, 20), (30, 40)], 1)
+    found["part_status"][3, 1] = 1
+    return found
+
+
+def _k_520() -> dict[str, Array]:
+    """500 zeros of both signs and subnormals, ids above 2^24, and 20 pads."""
+    values = np.where(np.arange(500) % 4 == 0, -0.0, np.arange(500) % 7 * 2.0**-149)
+    found = split(values[None, None], even(500, 2), 520, NAN)
+    found["first"] += np.int32(2**24 + 1)
+    return found
+
+
+def _refused_among(shape: tuple[int, int, int], seed: int, *bad: int) -> dict[str, Array]:
+    """Two shards; of some requests one refuses by its status."""
+    found = split(_f32(seed, shape), even(shape[2], 2), 1)
+    found["part_status"][1, list(bad)] = 1
+    return found
+
+
+def _depths_70() -> dict[str, Array]:
+    """Two shards; request 1 is refused by the lse of its last depth."""
+    found = split(_f32(160, (2, 70, 4)), even(4, 2), 1)
+    found["part_lse"][1, 1, 69] = NAN
     return found
 
 
@@ -278,6 +335,14 @@ def cases() -> Iterator[Case]:
         kills=("ids_within_shard", "lse_fast_exp"),
     )
     yield case(
+        "one_shard_pads",
+        "a single shard copied without a look at its pads, its lse or its status",
+        _one_shard_pads,
+        family="poison",
+        wrong=("status_ignored", "bad_row_only", "ids_within_shard"),
+        kills=("one_shard_pads_copied", "one_shard_status_ignored", "one_shard_nan_lse_accepted"),
+    )
+    yield case(
         "empty_shards",
         "a shard without a finite logit gives NaN or a candidate; an empty row's lse is not -inf",
         lambda: split(_empty(), even(120, 4), 7),
@@ -341,14 +406,22 @@ def cases() -> Iterator[Case]:
     )
     yield case(
         "shards_37",
-        "more shards than a warp has lanes",
-        lambda: split(_f32(20, (2, 2, 500)), even(500, 37), 5),
-        family="random",
-        wrong=("ids_within_shard",),
-        kills=("first_32_shards",),
+        "more shards than a warp has lanes, merged in a way that forgets ties, zeros, subnormals, "
+        "pads or empty shards",
+        _shards_37,
+        family="tie",
+        wrong=("ids_within_shard", "ties_by_shard"),
+        kills=(
+            "first_32_shards",
+            "many_shards_ties_by_shard",
+            "many_shards_order_zeros",
+            "many_shards_flush_subnormals",
+            "many_shards_pad_is_minus_one",
+            "many_shards_empty_gives_nan",
+        ),
     )
     yield case(
-        "shards_300",
+        "shards_1100",
         "more shards than a block has threads, or than a word of 64 or 128 has bits: late ones "
         "left out, or not asked whether they refused",
         _many_shards,
@@ -359,7 +432,9 @@ def cases() -> Iterator[Case]:
             "first_64_shards",
             "first_128_shards",
             "first_256_shards",
+            "first_1024_shards",
             "status_of_first_256",
+            "status_of_first_1024",
         ),
     )
     yield case(
@@ -377,11 +452,46 @@ def cases() -> Iterator[Case]:
         kills=("pad_is_minus_one", "pads_are_candidates"),
     )
     yield case(
-        "rows_65",
-        "more rows than a warp or a block of them",
-        lambda: split(_f32(140, (13, 5, 20)), even(20, 3), 3),
+        "requests_260",
+        "more rows than a warp or a block of them; a late request not asked for its status",
+        lambda: _refused_among((260, 1, 6), 140, 10, 40, 100, 259),
         family="random",
-        kills=("rows_past_64",),
+        kills=("rows_past_64", "rows_past_256", "status_of_64_requests"),
+    )
+    yield case(
+        "depths_70",
+        "more depths than two warps have lanes; a late one whose lse is not looked at",
+        _depths_70,
+        family="random",
+        kills=("rows_past_64", "lse_of_64_depths"),
+    )
+    yield case(
+        "k_1",
+        "one candidate, found by a plain maximum without ties, zeros, subnormals, pads or status",
+        _k_1,
+        family="tie",
+        wrong=("ids_within_shard", "ties_by_shard", "status_ignored"),
+        kills=(
+            "top_1_ties_by_shard",
+            "top_1_orders_zeros",
+            "top_1_flushes_subnormals",
+            "top_1_pads_are_candidates",
+            "top_1_status_ignored",
+        ),
+    )
+    yield case(
+        "k_520",
+        "hundreds of candidates and pads, found by a sort that forgets zeros, subnormals, large "
+        "ids or the last pads",
+        _k_520,
+        family="tie",
+        wrong=("ids_within_shard",),
+        kills=(
+            "pads_past_512",
+            "long_list_orders_zeros",
+            "long_list_flushes_subnormals",
+            "long_list_ids_through_f32",
+        ),
     )
     yield case(
         "k_1024",
@@ -394,8 +504,11 @@ def cases() -> Iterator[Case]:
     yield case(
         "no_candidates",
         "K = 0: lse and status are still due",
-        lambda: split(_f32(22, (2, 2, 50)), even(50, 3), 0),
-        kills=("lse_base_2", "lse_is_max"),
+        lambda: {
+            **split(_f32(22, (3, 2, 50)), even(50, 3), 0),
+            "part_status": np.asarray([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.int32),
+        },
+        kills=("lse_base_2", "lse_is_max", "no_candidates_no_status"),
     )
     yield case(
         "no_shards",
