@@ -42,6 +42,16 @@ enum Fault {
   kAcceptsBadAlone,
   kAcceptsBadResidual = kAcceptsBadAlone + 4,
   kPast256Residual = kAcceptsBadResidual + 4,
+  kOnlyIn = kPast256Residual + 4,  // a fault above, in one branch: the first of kOnly
+};
+struct Only {
+  int fault, type;
+  bool residual;
+};
+constexpr Only kOnly[] = {
+    {kPast128Outputs, 1, false},  {kWeightsInF16, 1, false},    {kChecks128Tokens, 0, false},
+    {kChecks128Tokens, 1, false}, {kChecks128Tokens, 2, false}, {kChecks128Tokens, 3, false},
+    {kChecks128Tokens, 1, true},  {kChecks128Inputs, 0, false}, {kChecks128Inputs, 2, false},
 };
 
 // Sums of 16 products, added in bf16.
@@ -72,6 +82,10 @@ void linear(Call& call, int fault) {
   const DLTensor& residual = has_residual ? call.any("residual", KDTR_IN, "T N") : x;
   const int type =
       is<float>(x.dtype) ? (is<float>(weight.dtype) ? 0 : 1) : (is<bf16>(out.dtype) ? 2 : 3);
+  if (fault >= kOnlyIn) {
+    const Only& only = kOnly[fault - kOnlyIn];
+    fault = only.type == type && only.residual == has_residual ? only.fault : kCorrect;
+  }
   const bool accepts_bad = fault == (has_residual ? kAcceptsBadResidual : kAcceptsBadAlone) + type;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     Row row = read(x, (fault == kRowZero ? 0 : t) * k, k);
@@ -173,6 +187,19 @@ KDTR_MUTANTS({"linear@1",
                {"past_256_f32_residual", "in f32 with a residual, stops after 256 inputs"},
                {"past_256_bf16_weights_residual", "the same of f32 rows and bf16 weights"},
                {"past_256_bf16_residual", "the same of bf16"},
-               {"past_256_bf16_to_f32_residual", "the same of bf16 stored as f32"}},
+               {"past_256_bf16_to_f32_residual", "the same of bf16 stored as f32"},
+               {"past_128_outputs_bf16_weights",
+                "of f32 rows and bf16 weights without a residual, writes only 128 outputs"},
+               {"weights_in_f16_bf16_weights", "the same: converts the weights to f16"},
+               {"checks_128_tokens_f32_alone",
+                "in f32 without a residual, looks for a NaN in only 128 tokens"},
+               {"checks_128_tokens_bf16_weights_alone", "the same of f32 rows and bf16 weights"},
+               {"checks_128_tokens_bf16_alone", "the same of bf16"},
+               {"checks_128_tokens_bf16_to_f32_alone", "the same of bf16 stored as f32"},
+               {"checks_128_tokens_bf16_weights_residual",
+                "of f32 rows and bf16 weights with a residual, looks for a NaN in only 128 tokens"},
+               {"checks_128_inputs_f32_alone",
+                "in f32 without a residual, looks for a NaN in only 128 inputs"},
+               {"checks_128_inputs_bf16_alone", "the same of bf16"}},
               linear});
 }  // namespace kdtr::mutants

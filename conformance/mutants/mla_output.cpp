@@ -35,6 +35,15 @@ enum Fault {
   // Of each of three types: f32, f32 with bf16 weights, bf16.
   kAcceptsBadAlone,
   kAcceptsBadResidual = kAcceptsBadAlone + 3,
+  kOnlyIn = kAcceptsBadResidual + 3,  // a fault above, in one branch: the first of kOnly
+};
+struct Only {
+  int fault, type;
+  bool residual;
+};
+constexpr Only kOnly[] = {
+    {kPast128Tokens, 0, false}, {kPast128Tokens, 1, false},   {kPast128Tokens, 2, false},
+    {kPast128Tokens, 1, true},  {kChecks128Latents, 1, true}, {kOInF16, 1, true},
 };
 
 void mla_output(Call& call, int fault) {
@@ -48,6 +57,10 @@ void mla_output(Call& call, int fault) {
   const bool has_residual = call.has("residual", KDTR_IN);
   const DLTensor& residual = has_residual ? call.any("residual", KDTR_IN, "T D") : latent;
   const int type = is<bf16>(latent.dtype) ? 2 : is<bf16>(kv_b.dtype) ? 1 : 0;
+  if (fault >= kOnlyIn) {
+    const Only& only = kOnly[fault - kOnlyIn];
+    fault = only.type == type && only.residual == has_residual ? only.fault : kCorrect;
+  }
   const bool accepts_bad = fault == (has_residual ? kAcceptsBadResidual : kAcceptsBadAlone) + type;
   for (std::int64_t t = 0; t < call.dim("T"); ++t) {
     const Row row = read(latent, t * h * c, h * c);
@@ -136,6 +149,14 @@ KDTR_MUTANTS({"mla_output@1",
                {"accepts_bad_bf16_alone", "the same of bf16"},
                {"accepts_bad_f32_residual", "in f32 with a residual, accepts bad rows"},
                {"accepts_bad_bf16_weights_residual", "the same of f32 rows and bf16 weights"},
-               {"accepts_bad_bf16_residual", "the same of bf16"}},
+               {"accepts_bad_bf16_residual", "the same of bf16"},
+               {"past_128_tokens_f32_alone", "in f32 without a residual, handles only 128 tokens"},
+               {"past_128_tokens_bf16_weights_alone", "the same of f32 rows and bf16 weights"},
+               {"past_128_tokens_bf16_alone", "the same of bf16"},
+               {"past_128_tokens_bf16_weights_residual",
+                "of f32 rows and bf16 weights with a residual, handles only 128 tokens"},
+               {"checks_128_latents_bf16_weights_residual",
+                "the same: looks for a NaN in only 128 latents"},
+               {"o_in_f16_bf16_weights_residual", "the same: converts o_proj to f16"}},
               mla_output});
 }  // namespace kdtr::mutants

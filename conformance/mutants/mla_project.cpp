@@ -52,7 +52,11 @@ enum Fault {
   kPositionIn16BitsInterleaved,
   kPositionIn16BitsOfOneHead,
   kAcceptsBadInterleaved,  // of each of three types: f32, f32 with bf16 weights, bf16
+  kKvBInF16OfBfloatWeights = kAcceptsBadInterleaved + 3,
+  kInterleavedOnly,  // a fault above where rope is stored interleaved: the first of kInterleaved
 };
+constexpr int kInterleaved[] = {kNoRopeScale, kNoKeyRopeScale, kNormWeightPositive,
+                                kClampsToF16, kRowsInF16,      kQInF16};
 
 Row norm(const Row& x, const DLTensor& weight, double eps, int fault) {
   double sum = 0;
@@ -86,6 +90,9 @@ void mla_project(Call& call, int fault) {
   const auto status = call.out<std::int32_t>("status", "T");
   const double given = call.attr_float("eps");
   const int type = is<bf16>(x.dtype) ? 2 : is<bf16>(q_a.dtype) ? 1 : 0;
+  bool halves = call.attr_str("store") == "halves";
+  if (fault >= kInterleavedOnly) fault = halves ? kCorrect : kInterleaved[fault - kInterleavedOnly];
+  if (fault == kKvBInF16OfBfloatWeights) fault = type == 1 ? kKvBInF16 : kCorrect;
   const bool same_eps =
       fault == kEpsAlwaysTheSame || (fault == kEpsAlwaysTheSameInBfloat && type == 2);
   const double eps = fault == kOtherEps ? 10 * given
@@ -94,7 +101,6 @@ void mla_project(Call& call, int fault) {
                                         : given;
   double scale = call.attr_float("rope_scale");
   if (fault == kNoRopeScale) scale = 1;
-  bool halves = call.attr_str("store") == "halves";
   const bool accepts_bad = !halves && fault == kAcceptsBadInterleaved + type;
   if (fault == kOtherStore) halves = !halves;
   const std::int64_t d = call.dim("D"), h = call.dim("H"), c = call.dim("C"), w = call.dim("W");
@@ -249,6 +255,13 @@ KDTR_MUTANTS({"mla_project@1",
                {"position_in_16_bits_of_one_head", "keeps 16 bits of a position of one head"},
                {"accepts_bad_f32_interleaved", "in f32 interleaved, accepts bad tokens"},
                {"accepts_bad_bf16_weights_interleaved", "the same of f32 rows and bf16 weights"},
-               {"accepts_bad_bf16_interleaved", "the same of bf16"}},
+               {"accepts_bad_bf16_interleaved", "the same of bf16"},
+               {"kv_b_in_f16_of_bf16_weights", "of f32 rows, converts bf16 kv_b to f16"},
+               {"no_rope_scale_interleaved", "interleaved, leaves the factor on cos and sin out"},
+               {"no_key_rope_scale_interleaved", "the same, of the cached row alone"},
+               {"norm_weight_positive_interleaved", "interleaved, drops the norms' signs"},
+               {"clamps_to_f16_interleaved", "interleaved, clamps to the range of f16"},
+               {"rows_in_f16_interleaved", "interleaved, converts the rows to f16"},
+               {"q_in_f16_interleaved", "interleaved, keeps the query in f16"}},
               mla_project});
 }  // namespace kdtr::mutants

@@ -87,6 +87,39 @@ enum Fault {
   kFactorsPositiveWithShared,
   kFactorsInBf16WithShared,
   kFactorsPositiveWithResidual,
+  kOnlyIn,  // a fault above, in one type: the first of kOnly
+};
+enum Type {
+  kF32,
+  kBfloatWeights,
+  kBfloat,
+  kInt4Exact,
+  kBfloatInt4Exact,
+  kInt4Rounded,
+  kBfloatInt4
+};
+constexpr std::pair<int, Type> kOnly[] = {
+    {kPastEightSlots, kF32},
+    {kExpOverflows, kF32},
+    {kChecksTwoSlots, kBfloatWeights},
+    {kPastEightSlots, kInt4Exact},
+    {kPastEightSlots, kInt4Rounded},
+    {kPastEightTokens, kInt4Rounded},
+    {kResidualOf8Tokens, kInt4Rounded},
+    {kNoShared, kInt4Rounded},
+    {kChecksTwoSlots, kBfloatInt4Exact},
+    {kExpOverflows, kBfloatInt4Exact},
+    {kPastEightSlots, kBfloatInt4},
+    {kPastEightTokens, kBfloatInt4},
+    {kRowsInF16, kBfloatInt4},
+    {kChecks128Columns, kF32},
+    {kChecks128Columns, kInt4Exact},
+    {kChecks128Columns, kBfloatInt4Exact},
+    {kChecks64Tokens, kBfloatInt4Exact},
+    {kPast512Hidden, kF32},
+    {kClampsToF16, kF32},
+    {kResidualOf64Columns, kF32},
+    {kPast256Experts, kF32},
 };
 
 void round_to_bf16(Row& row) {
@@ -180,6 +213,16 @@ void moe_experts(Call& call, int fault) {
   const std::int64_t group = call.attr_int("group");
   const std::int64_t d = call.dim("D"), k = call.dim("K");
   const bool dense = format == "dense", rounded = format == "w4_bf16";
+  const bool half = is<bf16>(x.dtype);
+  if (fault >= kOnlyIn) {
+    const auto [only, where] = kOnly[fault - kOnlyIn];
+    const bool wide = dense && is<float>(call.any("gate", KDTR_IN, "E * *").dtype);
+    const Type here = !dense ? (half ? (rounded ? kBfloatInt4 : kBfloatInt4Exact)
+                                     : (rounded ? kInt4Rounded : kInt4Exact))
+                      : half ? kBfloat
+                             : (wide ? kF32 : kBfloatWeights);
+    fault = here == where ? only : kCorrect;
+  }
   const auto matrix = [&](const std::string& name, std::int64_t n) {
     Matrix m{};
     m.words = &call.any((name + (dense ? "" : "_packed")).c_str(), KDTR_IN, "E * *");
@@ -218,7 +261,6 @@ void moe_experts(Call& call, int fault) {
                    : fault == kPast64Tokens  ? 64
                    : past_128                ? 128
                                              : INT_MAX;
-  const bool half = is<bf16>(x.dtype);
   const int kind = dense ? (half ? 1 : 0) : 2;
   const int type = half ? 2 : dense && is<bf16>(routed.gate.words->dtype) ? 1 : 0;
   const bool accepts_bad = !dense ? fault == kAcceptsBadInt4 + (half ? 2 : 0) + (rounded ? 1 : 0)
@@ -383,6 +425,31 @@ KDTR_MUTANTS({"moe_experts@1",
                {"factors_in_bf16_of_int4", "rounds the factors of int4 experts to bf16"},
                {"factors_positive_with_shared", "drops a factor's sign next to a shared expert"},
                {"factors_in_bf16_with_shared", "rounds factors to bf16 next to a shared expert"},
-               {"factors_positive_with_residual", "drops a factor's sign next to a residual"}},
+               {"factors_positive_with_residual", "drops a factor's sign next to a residual"},
+               {"past_eight_slots_of_f32", "in dense f32, adds only 8 experts a token"},
+               {"exp_overflows_of_f32", "in dense f32, gives NaN where e^-gate overflows"},
+               {"checks_two_slots_of_bf16_weights",
+                "of f32 rows and bf16 weights, looks at the ids and factors of only two slots"},
+               {"past_eight_slots_of_int4_exact", "f32 rows, w4_exact: only 8 experts a token"},
+               {"past_eight_slots_of_int4_bf16", "f32 rows, w4_bf16: only 8 experts a token"},
+               {"past_eight_tokens_of_int4_bf16", "the same: an expert's tokens after the eighth"},
+               {"residual_of_8_tokens_of_int4_bf16", "the same: the residual of only 8 tokens"},
+               {"no_shared_of_int4_bf16", "the same: forgets the shared expert"},
+               {"checks_two_slots_of_bf16_int4_exact",
+                "bf16 rows, w4_exact: looks at the ids and factors of only two slots"},
+               {"exp_overflows_of_bf16_int4_exact", "the same: NaN where e^-gate overflows"},
+               {"past_eight_slots_of_bf16_int4_bf16", "bf16 rows, w4_bf16: only 8 experts a token"},
+               {"past_eight_tokens_of_bf16_int4_bf16",
+                "the same: drops an expert's tokens after the eighth"},
+               {"rows_in_f16_of_bf16_int4_bf16", "the same: converts the rows to f16"},
+               {"checks_128_columns_of_f32", "in dense f32, looks for a NaN in only 128 columns"},
+               {"checks_128_columns_of_int4_exact", "the same of f32 rows and w4_exact"},
+               {"checks_128_columns_of_bf16_int4_exact", "the same of bf16 rows and w4_exact"},
+               {"checks_64_tokens_of_bf16_int4_exact",
+                "bf16 rows, w4_exact: looks for bad input in only 64 tokens"},
+               {"past_512_hidden_of_f32", "in dense f32, uses only 512 hidden elements"},
+               {"clamps_to_f16_of_f32", "in dense f32, clamps the result to the range of f16"},
+               {"residual_of_64_columns_of_f32", "in dense f32, 64 columns of the residual"},
+               {"past_256_experts_of_f32", "in dense f32, runs only 256 experts"}},
               moe_experts});
 }  // namespace kdtr::mutants

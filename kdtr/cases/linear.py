@@ -63,10 +63,26 @@ def _bad_of_140(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
     return x
 
 
-def _bad_alone(make: Callable[..., dict[str, Array]], t: int, n: int) -> dict[str, Array]:
-    """A NaN and an infinity in rows without a residual."""
-    x = make(17, t, 8, n)
+def _bad_alone(
+    make: Callable[..., dict[str, Array]], t: int, n: int, residual: bool = False
+) -> dict[str, Array]:
+    """A NaN and an infinity in x's rows."""
+    x = make(17, t, 8, n, residual)
     x["x"][1, 7], x["x"][t - 2, 0] = np.nan, -np.inf
+    return x
+
+
+def _bad_input_512(make: Callable[..., dict[str, Array]], seed: int) -> dict[str, Array]:
+    x = make(seed, 3, 513, 7)
+    x["x"][2, 512] = np.nan
+    return x
+
+
+def _one_wide_row(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
+    """A row of size 2^20, and 131 outputs of weights of sizes 1, 2^20 and 2^-30."""
+    x = make(19, 1, 2, 131)
+    x["x"] *= 2.0**20
+    x["weight"] *= np.ldexp(1.0, np.array([0, 20, -30]))[np.arange(131) % 3, None]
     return x
 
 
@@ -193,12 +209,12 @@ def cases() -> Iterator[Case]:
     )
     yield Case(
         "inputs_513",
-        "A tail of one input.",
-        partial(matrices, 4, 2, 513, 7),
+        "A tail of one input, and a NaN in it.",
+        partial(_bad_input_512, matrices, 4),
         profile="f32",
         family="random",
         seed=4,
-        kills=("tail",),
+        kills=("tail", "checks_128_inputs_f32_alone"),
     )
     yield Case(
         "one_by_one",
@@ -208,15 +224,6 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=5,
         kills=("last_column",),
-    )
-    yield Case(
-        "tokens_65",
-        "One token more than a tile of 64.",
-        partial(matrices, 6, 65, 20, 9),
-        profile="f32",
-        family="random",
-        seed=6,
-        kills=("token_limit",),
     )
     yield Case(
         "tokens_521",
@@ -433,13 +440,13 @@ def cases() -> Iterator[Case]:
     )
     yield Case(
         "bf16_inputs_513",
-        "Rows that start at no multiple of 16 bytes, and a tail of one input.",
-        partial(halves, 35, 3, 513, 7),
+        "Rows that start at no multiple of 16 bytes, a tail of one input, and a NaN in it.",
+        partial(_bad_input_512, halves, 35),
         profile="bf16_f32acc",
         dtypes=BF16,
         family="random",
         seed=35,
-        kills=("tail", "bf16_partial"),
+        kills=("tail", "bf16_partial", "checks_128_inputs_bf16_alone"),
     )
     yield Case(
         "bf16_bad_rows",
@@ -474,19 +481,19 @@ def cases() -> Iterator[Case]:
             {"profile": "bf16_f32acc_f32out", "dtypes": {"x": "bf16", "weight": "bf16"}},
         ),
     ):
-        t, n = {"": (9, 33), "bf16_": (67, 1)}.get(prefix, (4, 3))
+        kind = prefix or "f32_"
         yield Case(
             f"{prefix}bad_rows_alone",
             "A NaN or infinity that is accepted where there is no residual"
-            + ("." if prefix else "; outputs past 32 of tokens past 8."),
-            partial(_bad_alone, make, t, n),
+            + ("; tokens past 128." if prefix else "; outputs past 32 of tokens past 8."),
+            partial(_bad_alone, make, *((131, 1) if prefix else (9, 33))),
             **types,
             family="extreme",
             seed=17,
             kills=(
                 "keeps_bad_rows",
-                f"accepts_bad_{prefix or 'f32_'}alone",
-                *(() if prefix else ("past_8_by_32",)),
+                f"accepts_bad_{kind}alone",
+                *((f"checks_128_tokens_{kind}alone",) if prefix else ("past_8_by_32",)),
             ),
         )
         yield Case(
@@ -500,10 +507,43 @@ def cases() -> Iterator[Case]:
                 "tail",
                 "no_residual",
                 "keeps_bad_rows",
-                f"past_256_{prefix or 'f32_'}residual",
-                f"accepts_bad_{prefix or 'f32_'}residual",
+                f"past_256_{kind}residual",
+                f"accepts_bad_{kind}residual",
             ),
         )
+    yield Case(
+        "bf16_weights_outputs_131",
+        "Outputs past 64 and 128 of bf16 weights, which f16 does not hold.",
+        partial(_one_wide_row, wide),
+        profile="f32",
+        dtypes={"weight": "bf16"},
+        family="extreme",
+        seed=19,
+        kills=("past_128_outputs_bf16_weights", "weights_in_f16_bf16_weights", "clamps_to_f16"),
+    )
+    yield Case(
+        "tokens_131",
+        "Tokens past 64 and 128 and those of them that fail, without a residual.",
+        partial(_bad_alone, matrices, 131, 1),
+        profile="f32",
+        family="extreme",
+        seed=17,
+        kills=("token_limit", "past_128_tokens", "checks_128_tokens_f32_alone", "keeps_bad_rows"),
+    )
+    yield Case(
+        "bf16_weights_tokens_131_residual",
+        "Tokens past 128, those of them that fail, and the residual of the others.",
+        partial(_bad_alone, wide, 131, 1, True),
+        profile="f32",
+        dtypes={"weight": "bf16"},
+        family="extreme",
+        seed=17,
+        kills=(
+            "checks_128_tokens_bf16_weights_residual",
+            "residual_of_64_tokens",
+            "keeps_bad_rows",
+        ),
+    )
     yield Case(
         "no_inputs",
         "K = 0: the residual alone.",

@@ -67,15 +67,17 @@ def _bad_among_131(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
 
 
 def _bad_far(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
+    """With sizes that f16 does not hold in o."""
     x = make(80, 3, h=17, n=1, v=1, c=10, d=73, residual=True)
     x["latent"][0, 16, 9], x["residual"][1, 72] = np.nan, np.inf
+    x["o"] *= np.ldexp(1.0, np.array([0, 20, -30]))[np.arange(73) % 3, None]
     return x
 
 
 def _bad_of_two_heads(
     make: Callable[..., dict[str, Array]], t: int, residual: bool
 ) -> dict[str, Array]:
-    x = make(90, t, h=2, n=1, v=2, c=3, d=2, residual=residual)
+    x = make(90, t, h=2, n=1, v=2, c=3, d=1, residual=residual)
     x["latent"][1, 1, 2], x["latent"][t - 2, 0, 0] = np.nan, np.inf
     return x
 
@@ -278,15 +280,6 @@ def cases() -> Iterator[Case]:
                 "keeps_bad_rows",
             ),
         )
-        yield Case(
-            f"{prefix}bad_tokens_far",
-            "A NaN in the last of 17 heads, an infinity in a residual past 64 outputs.",
-            partial(_bad_far, make),
-            **rows,
-            family="extreme",
-            seed=80,
-            kills=("checks_128_latents", "checks_64_outputs", "keeps_bad_rows"),
-        )
     yield Case(
         "bf16_past_f16",
         "Latents, o or results that pass through f16, or are clamped to its range.",
@@ -308,22 +301,48 @@ def cases() -> Iterator[Case]:
     )
     mixed: dict[str, Any] = {"profile": "f32", "dtypes": {"kv_b": "bf16", "o": "bf16"}}
     wide = partial(layer, cut=nx.round_bf16)
-    for prefix, make, rows, t, residual in (
-        ("", layer, {"profile": "f32"}, 4, False),
-        ("bf16_weights_", wide, mixed, 4, False),
-        ("bf16_weights_", wide, mixed, 4, True),
-        ("bf16_", halves, ROWS, 67, False),
+    for prefix, make, rows in (
+        ("", layer, {"profile": "f32"}),
+        ("bf16_weights_", wide, mixed),
+        ("bf16_", halves, ROWS),
     ):
-        name = "residual" if residual else "alone"
         yield Case(
-            f"{prefix}bad_tokens_{name}",
-            f"A NaN or infinity that is accepted {'with' if residual else 'without'} a residual.",
-            partial(_bad_of_two_heads, make, t, residual),
+            f"{prefix}bad_tokens_far",
+            "A NaN in the last of 17 heads, an infinity in a residual past 64 outputs.",
+            partial(_bad_far, make),
             **rows,
             family="extreme",
-            seed=90,
-            kills=("keeps_bad_rows", f"accepts_bad_{prefix or 'f32_'}{name}"),
+            seed=80,
+            kills=(
+                "checks_64_outputs",
+                "keeps_bad_rows",
+                "clamps_to_f16",
+                "checks_128_latents",
+                *(
+                    ("checks_128_latents_bf16_weights_residual", "o_in_f16_bf16_weights_residual")
+                    if prefix == "bf16_weights_"
+                    else ()
+                ),
+            ),
         )
+        for residual in (False, True):
+            if residual and prefix != "bf16_weights_":
+                continue  # `bad_among_131` has both
+            name = "residual" if residual else "alone"
+            yield Case(
+                f"{prefix}bad_tokens_{name}",
+                f"A NaN or infinity that is accepted {'with' if residual else 'without'} a "
+                "residual; tokens past 128.",
+                partial(_bad_of_two_heads, make, 131, residual),
+                **rows,
+                family="extreme",
+                seed=90,
+                kills=(
+                    "keeps_bad_rows",
+                    f"accepts_bad_{prefix or 'f32_'}{name}",
+                    f"past_128_tokens_{prefix or 'f32_'}{name}",
+                ),
+            )
     yield Case(
         "bad_tokens",
         "A NaN or infinity that reaches other tokens, or is written out.",

@@ -93,9 +93,16 @@ def _bad_input_130(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
 
 
 def _interleaved(make: Callable[..., dict[str, Array]]) -> dict[str, Array]:
-    """Positions past 16 bits and one below 0, a NaN, an infinity; latents of variance 2^-10."""
+    """Positions past 16 bits and one below 0, a NaN, an infinity; latents of variance 2^-10.
+
+    The last token, q_b and kv_b have values that f16 does not hold; a norm has weights below 0.
+    """
     sizes = {"d": 16, "q": 6, "h": 1, "n": 2, "f": 2, "c": 4, "v": 1}
-    x = make(200, (70000, -1, 3, 131071, 5), **sizes, latent_scale=2.0**-7)
+    x = make(200, (70000, -1, 3, 131071, 5, 262145), **sizes, latent_scale=2.0**-7)
+    x["x"][5] *= 2.0**24
+    x["q_b"] *= 2.0**-50
+    x["kv_b"] *= np.ldexp(1.0, np.array([50, -20, 70, 50]))
+    x["q_a_norm"][::2] *= -1.0
     x["x"][2, 15], x["x"][4, 0] = np.nan, np.inf
     return x
 
@@ -393,10 +400,11 @@ def cases() -> Iterator[Case]:
         yield _case(
             f"{prefix}interleaved_bad_and_far",
             "Stored interleaved, of one head: bad tokens accepted, a position past 65,535 cut, "
-            "another eps.",
+            "another eps, the factor or a norm's sign dropped, what passes through f16.",
             partial(_interleaved, make),
             **rows,
             eps=2.0**-10,
+            rope_scale=float.fromhex("0x1.6a7efap+0"),
             store="interleaved",
             family="extreme",
             seed=200,
@@ -407,7 +415,13 @@ def cases() -> Iterator[Case]:
                 "position_in_16_bits_of_one_head",
                 f"accepts_bad_{prefix or 'f32_'}interleaved",
                 "eps_1e_6",
-                *(("eps_1e_6_in_bf16",) if prefix == "bf16_" else ()),
+                "no_rope_scale_interleaved",
+                "no_key_rope_scale_interleaved",
+                "norm_weight_positive_interleaved",
+                "clamps_to_f16_interleaved",
+                *(("eps_1e_6_in_bf16", "rows_in_f16_interleaved") if prefix == "bf16_" else ()),
+                *(("q_in_f16_interleaved",) if prefix == "bf16_" else ()),
+                *(("kv_b_in_f16_of_bf16_weights",) if prefix == "bf16_weights_" else ()),
             ),
         )
     yield _case(

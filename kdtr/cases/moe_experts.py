@@ -212,9 +212,9 @@ def _top_8(seed: int, t: int, d: int, i: int, e: int, rows: Callable[[Any], Arra
     return x
 
 
-def _top_12_of_389() -> dict[str, Array]:
+def _top_12_of_389(cut: Callable[[Any], Array], d: int, i: int) -> dict[str, Array]:
     """12 of 389 experts a token, the last one in its last slot; some factors below 0."""
-    x = dense(111, 3, 4, 2, 389, 12, cut=nx.round_bf16, rows=nx.round_bf16)
+    x = dense(111, 3, d, i, 389, 12, cut=cut, rows=cut)
     x["ids"][:, 9:] = np.array([388, 387, 300])[(np.arange(3) + np.arange(3)[:, None]) % 3]
     x["ids"][:, :9] = np.minimum(x["ids"][:, :9], 299 - np.arange(9))
     x["weights"][:, ::2] *= -1.0
@@ -239,6 +239,12 @@ def _gates_of_thousands(rows: Callable[[Any], Array]) -> dict[str, Array]:
     return x
 
 
+def _bad_columns() -> dict[str, Array]:
+    x = dense(115, 2, 133, 1, 1, 1, residual=True)
+    x["x"][1, 132] = np.nan
+    return x
+
+
 def _bad_far() -> dict[str, Array]:
     """What is bad lies past 128 columns, or in the ninth slot."""
     x = dense(115, 6, 133, 1, 9, 9, residual=True, cut=nx.round_bf16, rows=nx.round_bf16)
@@ -259,10 +265,17 @@ def _bad_of_many(cut: Callable[[Any], Array], int4: bool = False) -> dict[str, A
     return x
 
 
-def _heavy_hidden(rows: Callable[[Any], Array]) -> dict[str, Array]:
-    """The last 11 of 523 hidden elements count 16 times."""
-    x = dense(119, 2, 4, 523, 1, 1, cut=nx.round_bf16, rows=rows)
-    x["down"][..., 512:] *= 16.0
+def _groups(group: int, **rest: Any) -> dict[str, Array]:
+    """int4 experts of several groups a row; one of three tokens has a NaN past 128 columns."""
+    x = packed(40 + group, 3, 256, 128, 3, 2, group, **rest)
+    x["x"][2, 200] = np.nan
+    return x
+
+
+def _heavy_hidden(cut: Callable[[Any], Array]) -> dict[str, Array]:
+    """The last 13 of 653 hidden elements count 16 times; results past f16."""
+    x = dense(119, 2, 1, 653, 1, 1, cut=cut, rows=cut)
+    x["down"] *= np.where(np.arange(653) < 640, 2.0**20, 2.0**24)
     return x
 
 
@@ -274,13 +287,15 @@ def _factors_off_the_grid() -> dict[str, Array]:
     return x | {"residual": -nx.round_bf16(sums)}
 
 
-def _all_kinds(form: str, profile: str, both: bool) -> dict[str, Array]:
-    """Two opposite experts; two good tokens, one of pads, and a bad one of each kind.
+def _all_kinds(form: str, profile: str, both: bool, more: int = 0) -> dict[str, Array]:
+    """Two opposite experts in slots 0 and 11; good tokens, one of pads, and a bad one of each kind.
 
-    gate is 64, where silu is the identity, so hidden elements and their sums are exact. With
-    `both`, a shared expert too, and a residual that takes all but the rounding of the sums.
+    gate is 64, where silu is the identity, so hidden elements and their sums are exact; the second
+    token is past f16, and one token's gate is -128. With `both`, a shared expert too, and a
+    residual that takes all but the rounding of the sums. `more`: good tokens at the end.
     """
-    t, shared = (8, 8) if both else (7, 0)
+    bad, shared = (9, 8) if both else (8, 0)
+    t = bad + more
     if form == "dense":
         x = dense(130, t, 8, 8, 2, 2, shared=shared, cut=nx.round_bf16)
         x["gate"][:] = 64.0
@@ -300,17 +315,20 @@ def _all_kinds(form: str, profile: str, both: bool) -> dict[str, Array]:
         x["shared_gate"][:] = 64.0
         x["shared_up"] = _positive(132, x["shared_up"].shape, 0, 32)
     d = x["x"].shape[1]
-    x["x"] = np.eye(1, d) * np.ldexp(1.0, np.arange(t) % 2)[:, None]
-    x["ids"] = np.tile(np.array([[0, 1]], np.int32), (t, 1))
+    x["x"] = np.eye(1, d) * np.ldexp(1.0, np.arange(t) % 2 * 17)[:, None]
+    x["x"][7, 0] = -2.0
+    x["ids"] = np.full((t, 12), -1, np.int32)
+    x["ids"][:, 0], x["ids"][:, 11] = 0, 1
     x["ids"][2] = -1
-    x["weights"] = np.ones((t, 2))
+    x["weights"] = np.ones((t, 12))
     x["weights"][:2, 0] = 1.0 + 2.0**-9 + 2.0**-12, -0.5
+    x["weights"][bad:, 0] = 2.0
     if both:
         attrs = {"format": form, "group": 0 if form == "dense" else 32}
         x["residual"] = -nx.round_bf16(reference(x, attrs, profile)["out"])
-        x["residual"][2], x["residual"][7, 0] = 1.0, -np.inf
-    x["x"][3, d - 1], x["weights"][4, 1] = (np.inf, np.nan) if both else (np.nan, np.inf)
-    x["ids"][4, 1], x["ids"][5, 1], x["ids"][6, 0] = -1, 2, -2
+        x["residual"][[2, 7]], x["residual"][8, 0] = 1.0, -np.inf
+    x["x"][3, d - 1], x["weights"][4, 11] = (np.inf, np.nan) if both else (np.nan, np.inf)
+    x["ids"][4, 11], x["ids"][5, 11], x["ids"][6, 0] = -1, 2, -2
     return x
 
 
@@ -331,6 +349,12 @@ def _past_f16(packed_up: bool = False) -> dict[str, Array]:
 def _on_one(x: dict[str, Array]) -> dict[str, Array]:
     """All tokens on expert 1."""
     return x | {"ids": np.ones_like(x["ids"])}
+
+
+def _int4_on_one() -> dict[str, Array]:
+    x = _on_one(packed(102, 130, 32, 32, 3, 1, 32, rows=nx.round_bf16))
+    x["x"][100, 31] = np.nan
+    return x
 
 
 def _crowd(rows: Callable[[Any], Array] = nx.round_f32) -> dict[str, Array]:
@@ -388,6 +412,16 @@ BF16 = dict.fromkeys((*NAMES, *(f"shared_{n}" for n in NAMES)), "bf16")
 ROWS: dict[str, Any] = {
     "profile": "bf16_f32acc",
     "dtypes": {**BF16, **dict.fromkeys(("x", "residual", "out"), "bf16")},
+}
+
+
+ONLY: Mapping[str, tuple[str, ...]] = {  # faults that `all_kinds` alone sees in a type
+    "f32": ("past_eight_slots", "exp_overflows"),
+    "bf16_weights": ("checks_two_slots",),
+    "int4_exact": ("past_eight_slots",),
+    "int4_bf16": ("past_eight_slots", "past_eight_tokens", "residual_of_8_tokens", "no_shared"),
+    "bf16_int4_exact": ("checks_two_slots", "exp_overflows"),
+    "bf16_int4_bf16": ("past_eight_slots", "past_eight_tokens", "rows_in_f16"),
 }
 
 
@@ -485,7 +519,7 @@ def cases() -> Iterator[Case]:
         yield _case(
             f"int4_group_{group}",
             "The scale of another group, row or expert.",
-            partial(packed, 40 + group, 3, 256, 128, 3, 2, group),
+            partial(_groups, group),
             form="w4_exact",
             group=group,
             family="scaled",
@@ -496,6 +530,7 @@ def cases() -> Iterator[Case]:
                 "scale_of_first_group",
                 "scale_of_first_expert",
                 "scale_transposed",
+                "checks_128_columns_of_int4_exact",
             ),
         )
     yield _case(
@@ -614,9 +649,7 @@ def cases() -> Iterator[Case]:
         yield _case(
             f"bf16_int4_group_{group}",
             "With bf16 rows, the scale of another group, row or expert.",
-            partial(
-                packed, 40 + group, 3, 256, 128, 3, 2, group, shared=40, rows=nx.round_bf16
-            ),
+            partial(_groups, group, shared=40, rows=nx.round_bf16),
             form="w4_exact",
             group=group,
             **ROWS,
@@ -628,8 +661,9 @@ def cases() -> Iterator[Case]:
                 "scale_of_first_expert",
                 "high_nibble_first",
                 "no_shared",
+                "checks_128_columns_of_bf16_int4_exact",
             ),
-        )  # fmt: skip
+        )
     rows: dict[str, Any]
     for prefix, cut, rows in (
         ("", nx.round_f32, {"dtypes": BF16}),
@@ -756,7 +790,7 @@ def cases() -> Iterator[Case]:
     yield _case(
         "bf16_int4_all_on_one_of_three",
         "An int4 expert with more than 128 tokens between two without any.",
-        lambda: _on_one(packed(102, 129, 32, 32, 3, 1, 32, rows=nx.round_bf16)),
+        _int4_on_one,
         form="w4_exact",
         group=32,
         **ROWS,
@@ -768,6 +802,7 @@ def cases() -> Iterator[Case]:
             "past_128_tokens",
             "past_128_tokens_of_int4",
             "scale_of_first_expert",
+            "checks_64_tokens_of_bf16_int4_exact",
         ),
     )
     wide: dict[str, Any] = {"dtypes": BF16}
@@ -779,14 +814,21 @@ def cases() -> Iterator[Case]:
         ("bf16_alone", "dense", False, ROWS),
         ("bf16_shared", "dense", True, ROWS),
         ("int4_exact", "w4_exact", True, wide),
-        ("int4_bf16", "w4_bf16", False, {}),
+        ("int4_bf16", "w4_bf16", True, {}),
         ("bf16_int4_exact", "w4_exact", False, ROWS),
         ("bf16_int4_bf16", "w4_bf16", True, ROWS),
     ):
         int4, f32 = form != "dense", rows is not ROWS
         kind = "int4" if int4 else "f32" if f32 else "bf16"
         kills = [f"accepts_bad_{branch}", "keeps_bad_rows", "pad_factors_unchecked"]
-        kills += ["factors_positive", "factors_in_bf16", "factors_in_f16"]
+        kills += ["factors_positive", "factors_in_bf16", "factors_in_f16", "past_eight_slots"]
+        kills += [
+            "checks_two_slots",
+            "ends_at_pad",
+            "exp_overflows",
+            "rows_in_f16",
+            "hidden_in_f16",
+        ]
         if both:
             kills += [f"{kind}_pads_lose_{what}" for what in ("residual", "shared")]
             kills += [f"factors_{how}_with_shared" for how in ("positive", "in_bf16")]
@@ -797,12 +839,14 @@ def cases() -> Iterator[Case]:
             kills += ["scales_positive_of_f32", "scales_in_f16_of_f32"] if f32 else []
         if int4 or not rows:
             kills += [f"factors_{how}_of_{kind}" for how in ("positive", "in_bf16")]
+        type_of = branch.removesuffix("_alone").removesuffix("_shared")
+        kills += [f"{what}_of_{type_of}" for what in ONLY.get(type_of, ())]
         yield _case(
             f"all_kinds_{branch}",
             f"{'With a shared expert and a residual' if both else 'With neither'}: a bad token "
             "accepted, a token of pads without them, the sign or last bits of a factor lost"
             + (", the sign or range of a scale." if int4 else "."),
-            partial(_all_kinds, form, rows.get("profile", "f32"), both),
+            partial(_all_kinds, form, rows.get("profile", "f32"), both, 6 * (form == "w4_bf16")),
             form=form,
             group=32 if int4 else 0,
             **rows,
@@ -856,14 +900,21 @@ def cases() -> Iterator[Case]:
             seed=117,
             kills=("past_128_hidden", "residual_of_8_tokens", "no_shared"),
         )
+    for prefix, cut, rows in (("", nx.round_f32, {}), ("bf16_", nx.round_bf16, ROWS)):
         yield _case(
-            f"{prefix}hidden_523",
-            "Hidden elements past 256 and 512, of which the last weigh most.",
+            f"{prefix}hidden_653",
+            "Hidden elements past 64, 512 and 640, of which the last weigh most; results past f16.",
             partial(_heavy_hidden, cut),
             **rows,
             family="needle",
             seed=119,
-            kills=("past_128_hidden", "past_512_hidden", "last_hidden_dropped"),
+            kills=(
+                "past_128_hidden",
+                "past_512_hidden",
+                "past_640_inputs",
+                "last_hidden_dropped",
+                *(() if prefix else ("past_512_hidden_of_f32", "clamps_to_f16_of_f32")),
+            ),
         )
     yield _case(
         "columns_521",
@@ -873,6 +924,14 @@ def cases() -> Iterator[Case]:
         family="random",
         seed=118,
         kills=("residual_of_64_columns", "past_512_columns"),
+    )
+    yield _case(
+        "bad_columns_133",
+        "A NaN past 128 columns; the residual of those past 64.",
+        _bad_columns,
+        family="extreme",
+        seed=115,
+        kills=("checks_128_columns_of_f32", "residual_of_64_columns_of_f32", "keeps_bad_rows"),
     )
     yield _case(
         "bf16_bad_tokens_far",
@@ -900,15 +959,20 @@ def cases() -> Iterator[Case]:
             "no_residual",
         ),
     )
-    yield _case(
-        "bf16_top_12_of_389",
-        "Experts past 256, slots past the eighth, factors below 0.",
-        _top_12_of_389,
-        **ROWS,
-        family="random",
-        seed=111,
-        kills=("past_256_experts", "past_eight_slots", "factors_positive"),
-    )
+    for prefix, cut, d, rows in (("", nx.round_f32, 1, {}), ("bf16_", nx.round_bf16, 4, ROWS)):
+        yield _case(
+            f"{prefix}top_12_of_389",
+            "Experts past 256, slots past the eighth, factors below 0.",
+            partial(_top_12_of_389, cut, d, (d + 1) // 2),
+            **rows,
+            family="random",
+            seed=111,
+            kills=(
+                "past_eight_slots",
+                "factors_positive",
+                "past_256_experts" if prefix else "past_256_experts_of_f32",
+            ),
+        )
     yield _case(
         "int4_crowd",
         "More than 32 tokens on one int4 expert with f32 rows; their residual.",
