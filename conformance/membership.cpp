@@ -126,14 +126,18 @@ std::vector<std::string> check_membership(const Fixture& f, const Outputs& outpu
           // A dropped or a leaked key changes n as well, and so every count a little: within
           // half a key of the exact count it is right.
           if (!(std::fabs(got - static_cast<double>(want)) < 0.5))
-            off[c] = std::isnan(got) ? 0 : std::llround(got) - want;
+            off[c] = std::isfinite(got) ? std::llround(got) - want : 0;
         }
         if (off.empty()) continue;
         const auto& [column, difference] = *off.begin();
         std::string text = "node " + std::to_string(i) + " of request " + std::to_string(r) +
-                           ", head " + std::to_string(h) + ": column " + std::to_string(column) +
-                           " counts " + std::to_string(std::llabs(difference)) +
-                           (difference > 0 ? " keys too many" : " keys too few");
+                           ", head " + std::to_string(h) + ": column " + std::to_string(column);
+        if (difference == 0) {
+          found.push_back(text + " holds no count: a nan or an infinity");
+          break;
+        }
+        text += " counts " + std::to_string(std::llabs(difference)) +
+                (difference > 0 ? " too many" : " too few");
         // The keys that would explain every wrong column, else those that explain the first.
         std::string suspects;
         int count = 0;

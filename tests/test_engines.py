@@ -361,11 +361,17 @@ def test_a_program_that_hangs_ends_with_the_command(
         ("kv_commit", "capacity_is_bad_input", "refused_page_16"),
         ("kv_commit", "first_layer_only", "three_layers"),
         ("kv_commit", "inactive_refused", "inactive"),
+        ("kv_commit", "length_without_root", "mixed_page_16"),
         ("kv_commit", "refused_length_grows", "refused_page_16"),
+        ("kv_commit", "root_not_moved", "mixed_page_16"),
         ("merge_state", "empty_side_read", "one_empty"),
         ("merge_state", "nan_lse_accepted", "refused_requests"),
+        ("moe_route", "last_wins", "all_equal_one_group"),
         ("moe_route", "nan_ignored", "nan_row"),
+        ("moe_route", "unsorted", "four_groups"),
+        ("rmsnorm", "one_plus_weight", "random"),
         ("rope", "negative_accepted", "refused"),
+        ("silu_mul", "hard", "random"),
         ("topk_logprobs", "empty_row_lse_zero", "minus_inf"),
         ("topk_logprobs", "logprob_unnormalised", "random_f32"),
         ("topk_logprobs", "minus_inf_is_candidate", "minus_inf"),
@@ -377,9 +383,12 @@ def test_a_program_that_hangs_ends_with_the_command(
         ("topk_merge", "status_ignored", "refused_shards"),
         ("topk_merge", "ties_by_highest_id", "rank_edge_ties"),
         ("topk_merge", "ties_by_shard", "shards_out_of_order"),
+        ("tree_accept", "inactive_len_zero", "inactive_requests"),
         ("tree_accept", "unread_links_checked", "unread_links_are_garbage"),
         ("tree_build", "deeper_first_ties", "coarse_lattice_ranks"),
         ("tree_masks", "padded_rows_blind", "garbage_past_n_nodes"),
+        ("tree_sample", "draw_counted", "hand_derived"),
+        ("tree_sample", "tokens_shifted", "hand_derived"),
         ("verify_attn", "bad_request_fails_batch", "refused_requests"),
         ("verify_attn", "inactive_request_checked", "unused_garbage"),
     ],
@@ -391,6 +400,23 @@ def test_a_fault_against_a_convention_is_named(
     spec = compiled.resolve(f"mutants:{which}@1:{fault}")
     assert compiled.conform(["run", "--engine", spec, file]) == 1
     assert f"equals `{fault}`" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fault", "case", "said"),
+    [
+        ("last_prefix_key_dropped", "membership_end", "misses one of: prefix key 127, prefix key"),
+        ("sibling_leak", "membership_end_bf16", "must not, one of: tree row 3 (a sibling)"),
+        ("one_past_prefix", "membership_end", "head 0: column 0 holds no count"),
+    ],
+)
+def test_the_membership_read_out_names_the_key(
+    capfd: pytest.CaptureFixture[str], fault: str, case: str, said: str
+) -> None:
+    file = goldens.HOME / "verify_attn@1" / f"{case}.kdtr"
+    spec = compiled.resolve(f"mutants:verify_attn@1:{fault}")
+    assert compiled.conform(["run", "--engine", spec, file]) == 1
+    assert said in capfd.readouterr().out
 
 
 def test_what_follows_from_another_output_says_so(capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ enum Fault {
   kSharedScaled,
   kNoResidual,
   kHighNibbleFirst,
+  kAwqNibbleOrder,
   kTwosComplement,
   kOffsetMissing,
   kScaleOfNextGroup,
@@ -147,6 +148,7 @@ struct Matrix {
     for (std::int64_t i = 0; i < n; ++i) {
       std::int64_t lane = i % 8, g = i / group;
       if (fault == kHighNibbleFirst) lane = 7 - lane;
+      if (fault == kAwqNibbleOrder) lane = lane / 2 + lane % 2 * 4;
       if (fault == kScaleOfNextGroup) g = (g + 1) % groups;
       if (fault == kScaleOfFirstGroup) g = 0;
       const auto code = static_cast<int>((q[at * (n / 8) + i / 8] >> (4 * lane)) & 15u);
@@ -347,6 +349,7 @@ KDTR_MUTANTS({"moe_experts@1",
                {"shared_scaled", "weights the shared expert by 1 / scaling factor"},
                {"no_residual", "forgets the residual"},
                {"high_nibble_first", "unpacks the highest nibble first"},
+               {"awq_nibble_order", "takes nibbles as AWQ packs them: 0 2 4 6 1 3 5 7"},
                {"twos_complement", "reads nibbles as two's complement"},
                {"offset_missing", "does not subtract 8"},
                {"scale_of_next_group", "uses the next group's scale"},

@@ -51,6 +51,7 @@ enum Fault {
   kSiblingOrderByIndex,
   kGreedyChild,
   kDrawNotPredicted,
+  kDrawCounted,
   kTokensShifted,
   kEmptyResidualIsLastId,
   kNanProbability,
@@ -300,7 +301,7 @@ void run(Call& c, int fault) {
     }
     const auto length = static_cast<int>(path.size()) - 1;
     status[r] = state;
-    accept_len[r] = length;
+    accept_len[r] = length + (fault == kDrawCounted && length >= 0 ? 1 : 0);
     for (int i = 0; i < slots; ++i) predicts[at(i)] = -1;
     for (int k = 0; k < steps; ++k) {
       const std::int64_t to = static_cast<std::int64_t>(r) * steps + k;
@@ -358,6 +359,7 @@ KDTR_MUTANTS({"tree_sample@1",
                {"sibling_order_by_index", "siblings are tried by index"},
                {"greedy_child", "siblings are tried by probability"},
                {"draw_not_predicted", "predicts misses the draw"},
+               {"draw_counted", "accept_len counts the draw"},
                {"tokens_shifted", "accepted_tokens start with the root's token"},
                {"empty_residual_is_last_id", "an empty residual draws the last id"},
                {"nan_probability", "NaN passes for a probability"},

@@ -290,6 +290,7 @@ def cases() -> Iterator[Case]:
             "or the last row left out, layers or requests mixed up",
             lambda p=size: batch(_mixed(p), p, limit=6, seed=10 + p),  # type: ignore[misc]
             size,
+            wrong=("length_without_root", "root_not_moved") if size == 16 else (),
             kills=(
                 "page_id_as_slot",
                 "offset_from_path_only",
@@ -679,6 +680,24 @@ def _copied(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return {"page_table": table, "tree_slots": np.array(inputs["tree_slots"])}
 
 
+def _length_without_root(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    out = reference(inputs, attrs, profile)
+    grew = out["new_len"] > inputs["prefix_len"]
+    return {"new_len": (out["new_len"] - grew).astype(np.int32)}
+
+
+def _root_not_moved(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    """Pages of more than one row; no row of a path lies where the root's goes."""
+    out = reference(inputs, attrs, profile)
+    size = int(attrs["page_size"])
+    for r in np.flatnonzero((out["status"] == 0) & (inputs["accept_len"] >= 0)):
+        prefix = int(inputs["prefix_len"][r])
+        slot = int(inputs["page_table"][r, prefix // size]) * size + prefix % size
+        out["rows"][:, slot] = inputs["rows"][:, slot]
+        out["hidden"][r, 0] = inputs["hidden"][r, 0]
+    return {"rows": out["rows"], "hidden": out["hidden"]}
+
+
 def _inactive_refused(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     status = reference(inputs, attrs, profile)["status"]
     return {"status": np.where(inputs["accept_len"] == -1, 1, status).astype(np.int32)}
@@ -723,6 +742,8 @@ def _first_layer_only(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, A
 WRONG: Mapping[str, Reference] = {
     "in_place": _in_place_moves,
     "copied_not_exchanged": _copied,
+    "length_without_root": _length_without_root,
+    "root_not_moved": _root_not_moved,
     "inactive_refused": _inactive_refused,
     "refused_length_grows": _refused_grows,
     "capacity_is_bad_input": _capacity_is_bad,

@@ -205,6 +205,8 @@ WRONG: Mapping[str, Reference] = {
         "no_scale": Convention(applied=0),
         "not_renormalised": Convention(renormalize=False),
         "bias_in_bf16": Convention(bias_dtype="bf16"),
+        "last_wins": Convention(last_wins=True),
+        "unsorted": Convention(by_id=True),
     }.items()
 }
 
@@ -241,7 +243,14 @@ def cases() -> Iterator[Case]:
         kept=2,
         family="random",
         seed=1,
-        wrong=("no_groups", "group_score_max", "group_score_unbiased", "no_bias", "bias_in_weight"),
+        wrong=(
+            "no_groups",
+            "group_score_max",
+            "group_score_unbiased",
+            "no_bias",
+            "bias_in_weight",
+            "unsorted",
+        ),
         kills=(
             "no_bias",
             "bias_in_weight",
@@ -296,6 +305,7 @@ def cases() -> Iterator[Case]:
         lambda: {"logits": np.full((2, 384), 0.5), "bias": np.full(384, -0.25)},
         k=8,
         family="tie",
+        wrong=("last_wins",),
         kills=("last_wins",),
     )
     yield _case(

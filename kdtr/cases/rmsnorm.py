@@ -101,6 +101,10 @@ def _layer_norm(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return {"out": reference({**inputs, "x": centred}, attrs, profile)["out"]}
 
 
+def _one_plus_weight(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    return {"out": reference({**inputs, "weight": inputs["weight"] + 1.0}, attrs, profile)["out"]}
+
+
 def _through_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return {"out": nx.round_f16(reference(inputs, attrs, profile)["out"])}
 
@@ -116,6 +120,7 @@ WRONG: Mapping[str, Reference] = {
     "eps_outside_root": partial(_eps, True),
     "no_eps": partial(_eps, False),
     "layer_norm": _layer_norm,
+    "one_plus_weight": _one_plus_weight,
     "other_variant": _other_variant,
     "through_f16": _through_f16,
 }
@@ -142,7 +147,7 @@ def cases() -> Iterator[Case]:
         partial(rows, 1, 5, 128),
         family="random",
         seed=1,
-        wrong=("layer_norm",),
+        wrong=("layer_norm", "one_plus_weight"),
         kills=("subtracts_mean", "one_plus_weight", "no_root", "low_precision"),
     )
     yield _case(

@@ -106,6 +106,11 @@ def _gelu(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return {"out": g * nx.sigmoid(1.702 * g) * inputs["up"]}
 
 
+def _hard(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
+    g = inputs["gate"]
+    return {"out": g * np.clip(g / 6.0 + 0.5, 0.0, 1.0) * inputs["up"]}
+
+
 def _plain(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]:
     return {"out": nx.sigmoid(inputs["gate"]) * inputs["up"]}
 
@@ -117,6 +122,7 @@ def _through_f16(inputs: Arrays, attrs: Attrs, profile: str) -> dict[str, Array]
 WRONG: Mapping[str, Reference] = {
     "swapped": _swapped,
     "gelu": _gelu,
+    "hard": _hard,
     "plain_sigmoid": _plain,
     "through_f16": _through_f16,
 }
@@ -131,7 +137,7 @@ def cases() -> Iterator[Case]:
         profile="f32",
         family="random",
         seed=1,
-        wrong=("swapped", "gelu", "plain_sigmoid"),
+        wrong=("swapped", "gelu", "hard", "plain_sigmoid"),
         kills=("swapped", "plain_sigmoid", "no_activation", "hard", "gelu", "row_zero", "bf16_exp"),
     )
     yield Case(

@@ -255,6 +255,10 @@ def _predict_everywhere(out: dict[str, Array], inputs: Arrays, attrs: Attrs) -> 
             out["predicts"][r, :nodes] = inputs["target"][r, :nodes]
 
 
+def _inactive_len_zero(out: dict[str, Array], inputs: Arrays, attrs: Attrs) -> None:
+    out["accept_len"][inputs["n_nodes"] == 0] = 0
+
+
 def _without_root(out: dict[str, Array], inputs: Arrays, attrs: Attrs) -> None:
     out["accept_index"] = np.concatenate(
         [out["accept_index"][:, 1:], np.full((len(out["accept_len"]), 1), -1, np.int32)], axis=1
@@ -328,6 +332,7 @@ WRONG: Mapping[str, Callable[[Arrays, Attrs, str], dict[str, Array]]] = {
     "no_bonus_on_full_accept": _reread(_no_bonus_at_leaf),
     "tokens_of_drafts": _reread(_draft_tokens),
     "predicts_everywhere": _reread(_predict_everywhere),
+    "inactive_len_zero": _reread(_inactive_len_zero),
     "root_not_listed": _reread(_without_root),
     "walk_by_index": _other_walk(_any_later),
     "heap_order_read_as_chain": _other_walk(_next_index),
@@ -522,6 +527,7 @@ def _edges() -> Iterator[Case]:
         _attrs(4),
         flags=("ragged",),
         kills=("inactive_is_bad", "inactive_len_zero", "inactive_bonus", "nodes_ignored"),
+        wrong=("inactive_len_zero",),
     )
     yield Case(
         "no_slots",

@@ -226,9 +226,11 @@ def _variant(**change: Any) -> Callable[[Arrays, Attrs, str], dict[str, Array]]:
             path, emitted = _loose({k: a[r] for k, a in inputs.items()}, attrs, change)
             for name in ("accept_index", "accepted_tokens", "predicts"):
                 out[name][r] = -1
-            out["accept_len"][r] = len(path) - 1
+            out["accept_len"][r] = len(path) - (0 if change.get("draw_counted") else 1)
             out["accept_index"][r, : len(path)] = path
-            out["accepted_tokens"][r, : len(path)] = emitted
+            root = int(inputs["tokens"][r, 0])
+            shown = [root, *emitted[:-1]] if change.get("tokens_shifted") else emitted
+            out["accepted_tokens"][r, : len(path)] = shown
             out["predicts"][r, path] = emitted
         return out
 
@@ -290,6 +292,8 @@ WRONG: Mapping[str, Callable[[Arrays, Attrs, str], dict[str, Array]]] = {
     "final_coin_is_coin": _variant(same_coin=True),
     "total_not_used": _variant(no_total=True),
     "inclusive_draw": _variant(inclusive_draw=True),
+    "draw_counted": _variant(draw_counted=True),
+    "tokens_shifted": _variant(tokens_shifted=True),
 }
 
 
@@ -311,8 +315,20 @@ def _walks() -> Iterator[Case]:
         "Any error at all: coins that accept the first child, the second, and none.",
         lambda: _batch([_two(0.1), _two(0.3), _two(0.6, 0.0), _two(0.6, 0.25)]),
         _attrs(2),
-        kills=("acc_not_summed", "residual_kept", "draw_not_predicted", "tokens_shifted"),
-        wrong=("acc_not_summed", "residual_kept", "total_not_used"),
+        kills=(
+            "acc_not_summed",
+            "residual_kept",
+            "draw_counted",
+            "draw_not_predicted",
+            "tokens_shifted",
+        ),
+        wrong=(
+            "acc_not_summed",
+            "residual_kept",
+            "total_not_used",
+            "draw_counted",
+            "tokens_shifted",
+        ),
     )
     yield Case(
         "every_coin",

@@ -23,6 +23,8 @@ class Convention:
     applied: int = 1  # times the routed scaling factor is multiplied in
     renormalize: bool = True
     bias_dtype: Literal["f32", "bf16"] = "f32"
+    last_wins: bool = False  # ties of experts to the higher id
+    by_id: bool = False  # the chosen are listed by id
 
 
 def descending(x: nx.F64) -> NDArray[np.int64]:
@@ -63,6 +65,10 @@ def route(
     _, _, masked = choose(scores, bias, attrs, how)
     k = attrs["top_k"]
     ids = descending(masked)[:, :k]
+    if how.last_wins:
+        ids = masked.shape[1] - 1 - descending(masked[:, ::-1])[:, :k]
+    if how.by_id:
+        ids = np.sort(ids, axis=1)
     taken = np.take_along_axis(masked, ids, axis=1) > -np.inf
     s = np.take_along_axis(masked if how.weights == "choices" else scores, ids, axis=1)
     s = np.where(taken, s, 0.0)
