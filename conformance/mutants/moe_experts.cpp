@@ -88,6 +88,9 @@ enum Fault {
   kFactorsPositiveWithShared,
   kFactorsInBf16WithShared,
   kFactorsPositiveWithResidual,
+  kSkipsSmallFactors,
+  kBadFirstOfEight,
+  kGateScalesInF16,
   kOnlyIn,  // a fault above, in one type: the first of kOnly
 };
 enum Type {
@@ -233,7 +236,7 @@ void moe_experts(Call& call, int fault) {
     m.n = n;
     m.group = group;
     m.rounded = rounded;
-    m.fault = fault;
+    m.fault = fault == kGateScalesInF16 && !half && name == "gate" ? kScalesInF16 : fault;
     m.f32 = is<float>(x.dtype);
     return m;
   };
@@ -318,6 +321,7 @@ void moe_experts(Call& call, int fault) {
       if (fault == kPast64Experts && e >= 64) continue;
       if (fault == kPast256Experts && e >= 256) continue;
       if (positive) factor = std::fabs(factor);
+      if (fault == kSkipsSmallFactors && std::fabs(factor) < 1e-6) continue;
       if (seen[static_cast<std::size_t>(e)]++ >= most) continue;
       accumulate(routed(e, row, fault), factor);
     }
@@ -335,6 +339,7 @@ void moe_experts(Call& call, int fault) {
     for (std::size_t i = 512; fault == kPast512Columns && i < y.size(); ++i) y[i] = 0;
     for (std::size_t i = 1024; dense && fault == kPast1024ColumnsOfDense && i < y.size(); ++i)
       y[i] = 0;
+    if (fault == kBadFirstOfEight && all_f32 && status[t / 8 * 8] != 0) y.assign(y.size(), 0.0);
     write(out, t * d, y);
   }
 }
@@ -429,6 +434,9 @@ KDTR_MUTANTS({"moe_experts@1",
                {"factors_positive_with_shared", "drops a factor's sign next to a shared expert"},
                {"factors_in_bf16_with_shared", "rounds factors to bf16 next to a shared expert"},
                {"factors_positive_with_residual", "drops a factor's sign next to a residual"},
+               {"skips_small_factors", "leaves out experts with a factor below 1e-6"},
+               {"bad_first_of_eight_of_f32", "in dense f32, a bad token fails up to 7 after it"},
+               {"gate_scales_in_f16_of_f32", "gate's group scales in f16, next to f32 rows"},
                {"past_eight_slots_of_f32", "in dense f32, adds only 8 experts a token"},
                {"exp_overflows_of_f32", "in dense f32, gives NaN where e^-gate overflows"},
                {"checks_two_slots_of_bf16_weights",
