@@ -861,7 +861,8 @@ _model = click.option(
     "folder",
     type=click.Path(exists=True, file_okay=False),
     required=True,
-    help="Checkpoint: config.json, model.safetensors, and for trees draft_heads.safetensors.",
+    help="Checkpoint: config.json, model.safetensors, and for trees draft_heads.safetensors; or "
+    "both as .kdtr.",
 )
 _prompt = click.option(
     "--prompt-ids",
@@ -942,21 +943,31 @@ def decode(
 @cli.command()
 @_model
 @_prompt
+@click.option(
+    "--tree-budget",
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="And a round of such draft trees.",
+)
 @_engine
 @_precision
 @click.option(
     "--all", "every", is_flag=True, help="Every stage, not only the worst and the faulty."
 )
-def localize(folder: str, prompt_ids: str, engine: str, precision: str, every: bool) -> None:
-    """Find the first stage of a model's prompt pass that breaks its budget.
+def localize(
+    folder: str, prompt_ids: str, tree_budget: int, engine: str, precision: str, every: bool
+) -> None:
+    """Find the first stage of a model's pass that breaks its budget.
 
     Each kernel is judged on the inputs that it got, against its op's reference. Exit codes: 0
     none does, 1 the first one is named, 2 the model could not be run.
     """
     from kdtr import decode as model
 
-    with model.Decoder(folder, engine, precision=precision) as decoder:
-        verdicts = model.localize(decoder, _ids(prompt_ids))
+    with model.Decoder(
+        folder, engine, max_budget=max(tree_budget, 1), precision=precision
+    ) as decoder:
+        verdicts = model.localize(decoder, _ids(prompt_ids), tree_budget)
     faulty = next((v for v in verdicts if not v.worst <= 1), None)
     for verdict in verdicts if every else ():
         click.echo(f"{verdict.stage:20} {verdict.op:14} {verdict.output:8} {verdict.worst:.3g}")

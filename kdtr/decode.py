@@ -11,7 +11,7 @@ import ctypes
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -39,10 +39,23 @@ def load_reference(folder: Folder) -> reference.Model:
         config = json.loads((where / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise KdtrError(os.fspath(where / "config.json"), str(error)) from None
-    weights = convert.read_safetensors(where / "model.safetensors")
-    if (where / "draft_heads.safetensors").exists():
-        weights |= convert.read_safetensors(where / "draft_heads.safetensors")
+    weights = _tensors(where, "model")
+    if any((where / f"draft_heads.{kind}").exists() for kind in _KINDS):
+        weights |= _tensors(where, "draft_heads")
     return reference.Model(config, weights)
+
+
+_KINDS: Final = ("safetensors", "kdtr")
+
+
+def _tensors(folder: Path, stem: str) -> dict[str, Array]:
+    """Tensors of STEM.safetensors, or of STEM.kdtr where there is only that."""
+    path = folder / f"{stem}.safetensors"
+    other = folder / f"{stem}.kdtr"
+    if path.exists() or not other.exists():
+        return convert.read_safetensors(path)
+    with container.open(other) as file:
+        return {name: file.values(name) for name in file.tensors}
 
 
 # --- the C interface, engine/include/kdtr/model.h ------------------------------------------------
@@ -207,7 +220,8 @@ class Decoder:
     """A model on an engine, with the caches of its live requests.
 
     Args:
-        folder: checkpoint: config.json, model.safetensors and, for trees, draft_heads.safetensors.
+        folder: checkpoint: config.json, model.safetensors and, for trees, draft_heads.safetensors;
+            or model.kdtr and draft_heads.kdtr.
         engine_spec: "cpu", "cuda" or the path of an engine library.
         requests: the most that are live at once.
         max_context: rows that each request may cache, speculation included.
@@ -257,8 +271,10 @@ class Decoder:
             world,
             group,
         )
-        for name in ("config.json", "model.safetensors", "draft_heads.safetensors"):
-            container.want_file(Path(folder, name))
+        container.want_file(Path(folder, "config.json"))
+        for stem in ("model", "draft_heads"):
+            for kind in _KINDS:
+                container.want_file(Path(folder, f"{stem}.{kind}"))
         where = os.fsencode(folder)
         if group is not None:
             _preload_nccl()
@@ -453,15 +469,24 @@ class Verdict:
     worst: float
 
 
-def judge(stage: Stage) -> Verdict:
-    """One stage against the reference of its op, teacher-forced: on the engine's own inputs."""
+def judge(stage: Stage, before: Mapping[str, Array] | None = None) -> Verdict:
+    """One stage against the reference of its op, teacher-forced: on the engine's own inputs.
+
+    Args:
+        stage: as the kernel left it.
+        before: the arguments that the kernel works on in place, as they were.
+    """
     rules = contract.load(stage.op)
-    written = {t.name for t in rules.outputs}
-    inputs = {
-        name: case_module.widen(x) for name, x in stage.tensors.items() if name not in written
-    }
+    written = {t.name for t in rules.tensors if t.role != "in"}
+    inputs = {name: x for name, x in stage.tensors.items() if name not in written}
+    inputs = {name: case_module.widen(x) for name, x in {**inputs, **(before or {})}.items()}
     profile = stage.arith if stage.arith in rules.profiles else next(iter(rules.profiles))
-    want = case_module.reference(stage.op)(inputs, stage.attrs, profile)
+    want = dict(case_module.reference(stage.op)(inputs, stage.attrs, profile))
+    if rules.op == "topk_logprobs":  # exact given the engine's own lse
+        kept = np.take_along_axis(inputs["logits"], np.maximum(want["ids"], 0).astype(np.int64), -1)
+        with np.errstate(invalid="ignore"):
+            logprobs = kept.astype(np.float32) - stage.tensors["lse"][..., None]
+        want["logprobs"] = np.where(want["ids"] < 0, np.float32(-np.inf), logprobs)
     worst, where = 0.0, ""
     for name in sorted(written):
         got, gold = stage.tensors[name], want[name]
@@ -478,22 +503,49 @@ def judge(stage: Stage) -> Verdict:
     return Verdict(stage.name, stage.op, where, worst)
 
 
-def localize(decoder: Decoder, prompt: Sequence[int]) -> list[Verdict]:
-    """Every stage of a prefill judged on its own inputs, in order.
+def localize(decoder: Decoder, prompt: Sequence[int], tree_budget: int = 0) -> list[Verdict]:
+    """Every stage of a prefill, and of a draft-tree round, judged on its own inputs, in order.
 
     The first verdict above 1 is the first stage at fault: later stages are judged on what they
-    were given, so a fault upstream does not spread. `kv_commit` works in place, so that its inputs
-    are gone when it is seen; it is not judged.
+    were given, so a fault upstream does not spread. `kv_commit` works in place; what it started
+    from is what attention and the last norm showed.
+
+    Args:
+        decoder: the model.
+        prompt: token ids, one at least; request 0 starts over.
+        tree_budget: draft nodes of the round after the prompt; 0: none.
+
+    Raises:
+        EngineError: the model cannot be run, and no stage before it failed is at fault.
     """
     verdicts: list[Verdict] = []
+    before: dict[str, Array] = {}
+    pools: list[Array] = []
+
+    def as_bytes(x: Array) -> Array:
+        stored = dtypes.encode(x, decoder.precision)
+        return stored.reshape(x.shape).view(np.uint8)
 
     def see(stage: Stage) -> None:
-        if all(t.role != "inout" for t in contract.load(stage.op).tensors):
-            verdicts.append(judge(stage))
+        if stage.op == "verify_attn":
+            pools.append(as_bytes(stage.tensors["kv_pool"]))
+            before.update({name: stage.tensors[name] for name in ("page_table", "tree_slots")})
+        if stage.name == "final_norm":
+            n = stage.tensors["out"]
+            before["hidden"] = as_bytes(n).reshape(*before["tree_slots"].shape, -1)
+        if stage.op == "kv_commit":
+            before["rows"] = np.stack(pools)
+            pools.clear()
+        verdicts.append(judge(stage, before if stage.op == "kv_commit" else None))
 
     decoder.tap(see)
     try:
         decoder.prefill(prompt)
+        if tree_budget:
+            decoder.tree(tree_budget)
+    except KdtrError:  # what a faulty stage gave may be refused by a later one
+        if all(v.worst <= 1 for v in verdicts):
+            raise
     finally:
         decoder.tap(None)
     return verdicts

@@ -141,8 +141,10 @@ def read(path: Path) -> Mapping[str, Any]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Bytes of the safetensors files in a folder; 0 when there are none."""
-    return sum(p.stat().st_size for p in folder.glob("*.safetensors"))
+    """Bytes of the safetensors files in a folder, or else of the KDTR files; 0 without any."""
+    return sum(
+        p.stat().st_size for p in [*folder.glob("*.safetensors")] or [*folder.glob("*.kdtr")]
+    )
 
 
 def fit(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from kdtr import svg
+from kdtr import container, svg
 from kdtr.decode import Decoder
 from kdtr.errors import KdtrError
 
@@ -110,9 +110,12 @@ def _depth(folder: Path) -> int:
     0 for a file that is missing or damaged: the decoder says so better.
     """
     try:
+        if not (folder / "draft_heads.safetensors").exists():
+            with container.open(folder / "draft_heads.kdtr") as heads:
+                return len(heads)
         with open(folder / "draft_heads.safetensors", "rb") as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 1 << 24)))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, KdtrError):
         return 0
     return sum(name.endswith(".weight") for name in header) if isinstance(header, dict) else 0
 

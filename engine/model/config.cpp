@@ -27,11 +27,12 @@ class Reader {
            value->text);
     return static_cast<std::int64_t>(n);
   }
-  double number(const std::string& key, double fallback) const {
+  double number(const std::string& key, double fallback, bool zero = false) const {
     const Json* value = get(key);
     if (value == nullptr) return fallback;
-    if (value->kind != Json::kNumber || !(value->number > 0))
-      fail(where_ + "/" + key, "value", "a positive number", value->text);
+    if (value->kind != Json::kNumber || !(value->number > 0 || (zero && value->number == 0)))
+      fail(where_ + "/" + key, "value", zero ? "a number of at least 0" : "a positive number",
+           value->text);
     return value->number;
   }
   bool boolean(const std::string& key, bool fallback) const {
@@ -87,7 +88,7 @@ void set_rope(Config& c, const Reader& top, const Json* scaling, const std::stri
     low = static_cast<float>(std::max(std::floor(correction(r.number("beta_fast", 32))), 0.0));
     high = static_cast<float>(std::min(std::ceil(correction(r.number("beta_slow", 1))), dim - 1));
     if (high == low) high += 0.001f;
-    const double all = r.number("mscale_all_dim", 1.0);
+    const double all = r.number("mscale_all_dim", 0.0, true);  // 0: the softmax scale stays
     c.rope_scale =
         static_cast<float>(mscale(factor, r.number("mscale", 1.0)) / mscale(factor, all));
     const double m = mscale(factor, all);

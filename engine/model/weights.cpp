@@ -15,7 +15,7 @@ bool kept_in_f32(const std::string& name) {
 }
 
 // One dtype for all weights of an op: bf16 only where every weight is.
-bool all_bf16(const Safetensors& file) {
+bool all_bf16(const TensorFile& file) {
   for (const auto& [name, entry] : file.entries())
     if (is<float>(entry.dtype) && !kept_in_f32(name)) return false;
   return true;
@@ -39,7 +39,7 @@ Loader::Loader(const std::string& folder, const Config& config, Memory& memory, 
       arena_(arena),
       rank_(rank),
       world_(world),
-      file_(folder + "/model.safetensors"),
+      file_(TensorFile::path_of(folder + "/model")),
       widen_(!only_bf16 && (!memory.keeps_bf16() || !all_bf16(file_))) {
   if (!only_bf16) return;
   for (const auto& [name, entry] : file_.entries())
@@ -48,7 +48,7 @@ Loader::Loader(const std::string& folder, const Config& config, Memory& memory, 
 }
 
 // One tensor of the parts of `names`, side by side; bf16 is widened to f32 where asked.
-Tensor Loader::stack(const Safetensors& file, const std::vector<std::string>& names,
+Tensor Loader::stack(const TensorFile& file, const std::vector<std::string>& names,
                      const std::vector<std::int64_t>& shape, Part part, bool widen) {
   const std::int64_t columns = shape.back(), rows = shape.size() > 1 ? shape[0] : 1;
   if (part.r.count < 0) part.r = {0, rows};
@@ -64,7 +64,7 @@ Tensor Loader::stack(const Safetensors& file, const std::vector<std::string>& na
   auto* target = static_cast<std::byte*>(out.data);
   std::vector<std::byte> cut;
   for (const std::string& name : names) {
-    const Safetensors::Entry& entry = file.get(name, shape);
+    const TensorFile::Entry& entry = file.get(name, shape);
     KDTR_CHECK(same(entry.dtype, stored), name, "dtype, as of " + names[0], dtype_name(stored),
                dtype_name(entry.dtype));
     const std::byte* data = entry.bytes.data();
@@ -191,9 +191,9 @@ Weights Loader::load() {
   w.inv_freq.data = arena_.alloc(w.inv_freq.bytes());
   memory_.write(w.inv_freq.data, c.inv_freq.data(), w.inv_freq.bytes());
 
-  const std::string draft = folder_ + "/draft_heads.safetensors";
+  const std::string draft = TensorFile::path_of(folder_ + "/draft_heads");
   if (std::filesystem::exists(draft)) {
-    const Safetensors heads(draft);
+    const TensorFile heads(draft);
     std::vector<std::string> names;
     while (names.size() < heads.entries().size())
       names.push_back("draft_heads." + std::to_string(names.size()) + ".weight");

@@ -7,7 +7,7 @@
 
 #include "config.h"
 #include "memory.h"
-#include "safetensors.h"
+#include "tensor_file.h"
 
 namespace kdtr::model {
 
@@ -42,7 +42,7 @@ struct Weights {
   std::vector<Layer> layers;
 };
 
-// Reads FOLDER/model.safetensors and, where it exists, FOLDER/draft_heads.safetensors, by their
+// Reads FOLDER/model and, where it exists, FOLDER/draft_heads, .safetensors or .kdtr, by their
 // Hugging Face names. A rank gets its share of heads, MLP columns and vocabulary rows.
 class Loader {
  public:
@@ -56,7 +56,7 @@ class Loader {
   struct Part {
     Range r{0, -1}, c{0, -1};
   };
-  Tensor stack(const Safetensors& file, const std::vector<std::string>& names,
+  Tensor stack(const TensorFile& file, const std::vector<std::string>& names,
                const std::vector<std::int64_t>& shape, Part part, bool widen);
   Tensor get(const std::string& name, const std::vector<std::int64_t>& shape, Part part);
   Tensor get(const std::string& name, const std::vector<std::int64_t>& shape);
@@ -70,7 +70,7 @@ class Loader {
   Memory& memory_;
   Arena& arena_;
   int rank_, world_;
-  Safetensors file_;
+  TensorFile file_;
   bool widen_;
 };
 

@@ -107,7 +107,7 @@ def rope_of(config: Mapping[str, Any], choices: Choices = PUBLISHED) -> Rope:
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
     keep = (one - ramp).astype(np.float32)
     mixed = one / (np.float32(factor) * power) * (one - keep) + plain * keep
-    every = mscale(r.get("mscale_all_dim", 1.0))
+    every = mscale(r.get("mscale_all_dim") or 0.0)
     return Rope(
         (mixed if choices.yarn else plain).astype(np.float64),
         mscale(1.0) if choices.rope_factor else mscale(r.get("mscale", 1.0)) / every,

@@ -51,9 +51,9 @@ enum class Code : std::uint8_t {
 };
 
 constexpr const char* code_name(Code code) {
-#define KDTR_NAME(name) #name,
-  constexpr const char* kNames[] = {"OK", KDTR_CODES(KDTR_NAME)};
-#undef KDTR_NAME
+#define KDTR_CODE_NAME(name) #name,
+  constexpr const char* kNames[] = {"OK", KDTR_CODES(KDTR_CODE_NAME)};
+#undef KDTR_CODE_NAME
   return kNames[static_cast<std::size_t>(code)];
 }
 #undef KDTR_CODES

@@ -31,7 +31,8 @@ typedef struct {
 #define KDTR_GROUP_BYTES 128
 KDTR_EXPORT int kdtr_decoder_group(uint8_t id[KDTR_GROUP_BYTES], char* error, size_t size);
 
-/* `folder` holds config.json, model.safetensors and, for draft trees, draft_heads.safetensors.
+/* `folder` holds config.json, model.safetensors and, for draft trees, draft_heads.safetensors; or
+ * model.kdtr and draft_heads.kdtr.
  * On failure *decoder holds only the message; close it all the same. */
 KDTR_EXPORT int kdtr_decoder_open(const char* folder, const kdtr_decoder_options* options,
                                   kdtr_decoder** decoder);

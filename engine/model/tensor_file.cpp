@@ -1,4 +1,4 @@
-#include "safetensors.h"
+#include "tensor_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 
 #include "json_reader.h"
 #include "kdtr/error.h"
@@ -44,7 +45,39 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 
 }  // namespace
 
-Safetensors::Safetensors(const std::string& path) : path_(path) {
+std::string TensorFile::path_of(const std::string& stem) {
+  const std::string kdtr = stem + ".kdtr";
+  std::string path = stem + ".safetensors";
+  return !std::filesystem::exists(path) && std::filesystem::exists(kdtr) ? kdtr : path;
+}
+
+TensorFile::TensorFile(const std::string& path) : path_(path) {
+  if (path.ends_with(".kdtr"))
+    read_kdtr();
+  else
+    read_safetensors();
+}
+
+void TensorFile::read_kdtr() {
+  kdtr_ = File::open(path_, Verify::eager, true);
+  if (!*kdtr_)
+    fail(path_, std::string(code_name(kdtr_->code())) + " at byte " +
+                    std::to_string(kdtr_->fault_offset()));
+  for (std::uint32_t i = 0; i < kdtr_->size(); ++i) {
+    const TensorView t = (*kdtr_)[i];
+    const std::string name(t.name);
+    if (t.dtype != kF32 && t.dtype != kBf16 && t.dtype != kI32)
+      fail(path_ + "/" + name, "dtype", "f32, bf16 or i32", kdtr::dtype_name(t.dtype));
+    Entry entry;
+    entry.dtype = {t.dtype.code, t.dtype.bits, 1};
+    entry.shape.assign(t.shape().begin(), t.shape().end());
+    entry.bytes = t.data;
+    entries_.emplace(name, std::move(entry));
+  }
+}
+
+void TensorFile::read_safetensors() {
+  const std::string& path = path_;
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) fail(path, std::strerror(errno));
   struct stat info{};
@@ -109,10 +142,12 @@ Safetensors::Safetensors(const std::string& path) : path_(path) {
   }
 }
 
-Safetensors::~Safetensors() { ::munmap(map_, size_); }
+TensorFile::~TensorFile() {
+  if (map_ != nullptr) ::munmap(map_, size_);
+}
 
-const Safetensors::Entry& Safetensors::get(const std::string& name,
-                                           const std::vector<std::int64_t>& shape) const {
+const TensorFile::Entry& TensorFile::get(const std::string& name,
+                                         const std::vector<std::int64_t>& shape) const {
   const auto it = entries_.find(name);
   if (it == entries_.end()) fail(path_ + "/" + name, "tensor is missing");
   KDTR_CHECK(it->second.shape == shape, path_ + "/" + name, "shape", shape_text(shape),
