@@ -50,7 +50,7 @@ class Buffer {
   void* data() const { return base_ + kGuard; }
   std::size_t size() const { return payload_; }
   // Renew the guards, and the payload with bytes or with a pattern that suits `dtype`.
-  void fill(std::span<const std::byte> bytes);
+  void fill(std::span<const std::byte> bytes, Poison pattern);
   void poison(DLDataType dtype, Poison pattern);
   void zero();
   void scribble(Poison pattern);  // workspace: no dtype, and no poison of an output
@@ -63,13 +63,14 @@ class Buffer {
   static constexpr std::size_t kGuard = 4096;
 
  private:
-  void arm();
+  void arm(Poison pattern);
   Memory& memory_;
   std::string name_;
   std::size_t payload_, total_;
   std::byte* base_;
   std::vector<std::byte> image_;
   std::string damage_;
+  Poison guards_ = Poison::kA;
 };
 
 // The poison of one element, as bits.

@@ -287,9 +287,9 @@ class Bench {
       if (a.role == KDTR_OUT) {
         buffer.poison(dtypes_.at(a.name), pattern);
       } else if (pattern == Poison::kB && fixture_.flag("poison") && is_float(a.dtype)) {
-        buffer.fill(changed[a.name] = other_garbage(a));
+        buffer.fill(changed[a.name] = other_garbage(a), pattern);
       } else {
-        buffer.fill(a.initial);
+        buffer.fill(a.initial, pattern);
       }
     }
     if (workspace_ != nullptr) workspace_->scribble(pattern);

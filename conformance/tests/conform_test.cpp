@@ -72,6 +72,7 @@ void verdicts() {
   expect("writes_far", 1, "CRASH", "SIGSEGV");
   expect("writes_far", 1, "CRASH", "B past the end of `y`");
   expect("reads_padding", 1, "FAIL", "y: 1 of 7 ");
+  expect("reads_padding_times_0", 1, "FAIL", "y");
   expect("reads_far", 1, "CRASH", "B past the end of `x`");
   expect("small_workspace", 1, "FAIL", "wrote 24 B past `workspace` of 16 B");
   expect("reads_workspace", 1, "FAIL", "y: output depends on uninitialised memory, first at [N=1]");

@@ -155,6 +155,7 @@ static int run(void* engine, const kdtr_call* call, void* stream) {
   if (is("writes_before")) y[-2] = 1;
   if (is("writes_far")) y[4096] = 1;
   if (is("reads_padding")) y[0] += ((volatile float*)x)[n];
+  if (is("reads_padding_times_0")) y[0] += ((volatile float*)x)[n] * 0;
   if (is("reads_far")) y[0] += ((volatile float*)x)[1024];
   if (is("small_workspace")) memset(call->workspace, 0, 40);
   return KDTR_OK;
