@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _BENCHMARKS: Final = Path(__file__).resolve().parent.parent / "benchmarks"
 _as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+_plot = click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG."
+)
 
 
 class Finite(click.FloatRange):
@@ -125,6 +128,7 @@ def decode(arguments: tuple[str, ...]) -> None:
 )
 @click.option("--page-size", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--draft-layers", type=click.IntRange(0), default=0, help="Of an MTP draft model.")
+@_plot
 @_as_json
 def memory(
     config: Path,
@@ -135,6 +139,7 @@ def memory(
     tree_budget: int,
     page_size: int,
     draft_layers: int,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Work out a model's cache: bytes of a token, and the tokens and requests that fit a card.
@@ -153,6 +158,10 @@ def memory(
         weights = round(weights_gib * kv_memory.GIB)
     card = round(card_gib * kv_memory.GIB)
     fit = kv_memory.fit(cache, card, weights, tokens, tree_budget, page_size)
+    if plot:
+        at = kv_memory.lengths(tokens)
+        fits = [kv_memory.fit(cache, card, weights, n, tree_budget, page_size) for n in at]
+        plot.write_text(kv_memory.plot(fits, str(config)), encoding="utf-8")
     if as_json:
         found = {
             "attention": cache.kind,
@@ -241,7 +250,7 @@ def _object(_: click.Context, __: click.Parameter, text: str) -> dict[str, Any]:
 @click.option("--timeout", type=Finite(0.1, 1e6), default=120.0, help="Seconds a request.")
 @click.option("--key-env", default="", help="Environment variable with the server's token.")
 @click.option("--extra", default="{}", callback=_object, help="JSON fields for each request.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG.")
+@_plot
 @_as_json
 def context(
     model: Path | None,

@@ -8,11 +8,12 @@ key and a value for each KV head: 2 num_key_value_heads head_dim.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kdtr import svg
 from kdtr.errors import KdtrError
 
 GIB: Final = 1 << 30
@@ -165,3 +166,21 @@ def fit(
     rows = tree_budget + 1 if tree_budget else 0
     request = -(-context // page_size) * page + rows * cache.token_bytes
     return Fit(left, left // page * page_size, context, rows, request, left // request)
+
+
+def lengths(longest: int) -> list[int]:
+    """Contexts to plot: eight at most, each half of the next, up to `longest`."""
+    return sorted({max(1, longest >> i) for i in range(8)})
+
+
+def plot(fits: Sequence[Fit], title: str) -> str:
+    """Memory of a request, and requests that fit, against the context, as SVG."""
+    return svg.chart(
+        title,
+        "context, tokens",
+        [fit.context for fit in fits],
+        [
+            svg.Panel("memory of a request, GiB", {"": [f.request_bytes / GIB for f in fits]}),
+            svg.Panel("requests that fit", {"": [float(f.requests) for f in fits]}),
+        ],
+    )

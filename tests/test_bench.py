@@ -130,6 +130,18 @@ def test_memory_prints_and_writes_json(tmp_path: Path) -> None:
     assert found["requests"] == 3
 
 
+def test_memory_plots_what_fits_against_the_context(tmp_path: Path) -> None:
+    path, chart = tmp_path / "config.json", tmp_path / "memory.svg"
+    path.write_text(json.dumps(DEEPSEEK_V3))
+    options = ["--weights-gib", "100", "--context", "4096", "--plot", str(chart)]
+    assert bench("memory", "--config", path, *options).exit_code == 0
+    circles = ET.parse(chart).getroot().findall("{http://www.w3.org/2000/svg}circle")  # noqa: S314
+    assert len(circles) == 2 * 8  # of 32 to 4,096 tokens
+    # (4,096 + 65) 70,272 bytes are 0.2723 GiB, of an axis of 0.3 over 130 points above 204.
+    assert circles[7].get("cy") == "86.0"
+    assert kv_memory.lengths(3) == [1, 3]
+
+
 def test_memory_takes_the_weights_beside_and_says_when_nothing_fits(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(DEEPSEEK_OWN))
