@@ -42,6 +42,7 @@ class _Commands(click.Group):
         except OSError as error:  # a full disk, a folder that is read-only
             place = f"{error.filename}: " if error.filename else ""
             click.echo(f"error: {place}{error.strerror or error}", err=True)
+            _drop_output()
             ctx.exit(KdtrError.exit_code)
 
 
@@ -95,6 +96,14 @@ def _terminated(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
+def _drop_output() -> None:
+    """Python writes what is left of the output when it ends, and would fail once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, _terminated)
@@ -102,6 +111,7 @@ def main() -> None:
         cli(prog_name="kdtr")
     except OSError as error:  # of --help and --version, which are no commands
         click.echo(f"error: {error.strerror or error}", err=True)
+        _drop_output()
         raise SystemExit(KdtrError.exit_code) from None
 
 

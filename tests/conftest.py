@@ -42,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
 
 
+@pytest.fixture(scope="session")
+def argmax_cases() -> int:
+    """How many small fixtures there are of `argmax`, which tests take as an example."""
+    return len([*(goldens.HOME / "argmax@1").glob("*.kdtr")])
+
+
 _CONTRACT = """
     from kdtr.contract import Attr, Contract, Tensor
 

@@ -106,11 +106,19 @@ def test_what_has_no_end_is_refused_at_once(tmp_path: Path, command: str, name: 
     assert (done.returncode, done.stdout, done.stderr) == (2, "", want)
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_a_full_disk_is_one_line_for_options_too(option: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["--help", "--version", "describe argmax"])
+def test_a_full_disk_is_one_line(words: str, unbuffered: str) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "kdtr", option]
-        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=-1, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "kdtr", *words.split()],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=-1,
+            text=True,
+            check=False,
+        )
     assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
 
 
