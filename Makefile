@@ -12,7 +12,7 @@ FORMATTED = git ls-files '*.cpp' '*.h' '*.cu' '*.cuh'
 
 certify: build check ; python -m kdtr certify --tier full --jobs $(JOBS) --out build/certificate
 test: lint build check unit pytest
-ci: test score asan tidy scripts slow
+ci: test asan tidy scripts slow
 venv: .venv/ready
 .venv/ready: pyproject.toml scripts/commands.py ; $(PYTHON) -m venv .venv && pip install -q -U 'pip>=25.1' && pip install -q --group dev 'numpy>=2' 'click>=8.1' && python scripts/commands.py && touch $@
 build: venv ; $(CMAKE) --preset $(PRESET) -DKDTR_PYTHON=ON $(if $(KDTR_CUDA),-DKDTR_CUDA=$(KDTR_CUDA)) && cmake --build --preset $(PRESET) -j $(JOBS)

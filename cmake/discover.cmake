@@ -26,13 +26,15 @@ foreach(folder tier IN ZIP_LISTS folders tiers)
     endforeach()
     if(files)
       list(APPEND scored "${op}")
+      list(LENGTH files count_${op})
     endif()
   endforeach()
 endforeach()
 list(REMOVE_DUPLICATES scored)
 foreach(op IN LISTS scored)
   add_test("${op}.score" "${conform}" score --jobs 1 --op "${op}" ${folders})
-  set_tests_properties("${op}.score" PROPERTIES LABELS "mutant;${op}" TIMEOUT 300)
+  set_tests_properties("${op}.score" PROPERTIES LABELS "mutant;${op}" TIMEOUT 300
+                       COST "${count_${op}}") # the longest first
 endforeach()
 if(NOT seen)
   add_test(cases_exist "${conform}" list ${folders}) # an empty run is an error
