@@ -26,7 +26,7 @@ lint: venv ; ruff check && ruff format --check && mypy && lint-imports && $(FORM
 format: venv ; ruff check --fix ; ruff format && $(FORMATTED) | xargs clang-format -i
 asan: venv ; $(CMAKE) --preset asan && cmake --build --preset asan -j $(JOBS) && ctest --preset asan -j $(JOBS) -L unit
 tidy: venv ; $(CMAKE) --preset dev && run-clang-tidy.py -quiet -p build/dev -j $(JOBS) '^(?!.*/(headers|broken)/)'
-scripts: venv ; NVCC= CXXFLAGS=-O1 scripts/build.sh build/scripts && build/scripts/kdtr-conform run --quiet --engine cpu goldens
+scripts: venv ; NVCC= MUTANTS= CXXFLAGS=-O1 scripts/build.sh build/scripts && build/scripts/kdtr-conform run --quiet --engine cpu goldens
 score: build ; python -m kdtr score --jobs $(JOBS) --md build/separation_matrix.md --json build/separation_matrix.json
 bench: build ; python -m kdtr bench kernels --out build/bench.json
 docs: score ; NO_MKDOCS_2_WARNING=1 mkdocs build -q

@@ -5,6 +5,7 @@
 #
 # CXX, CXXFLAGS    C++20 compiler (c++) and further flags
 # NVCC, ARCHS      CUDA compiler (nvcc; "" for no CUDA) and architectures ("80 90a 120")
+# MUTANTS          "" for no library of planted faults
 # JOBS             compilers at a time (number of cores)
 set -eu
 cd "$(dirname "$0")/.."
@@ -52,7 +53,7 @@ for arch in ${ARCHS:-80 90a 120}; do
 done
 
 compile cpu cpu engine/src/engine.cpp engine/kernels/cpu/*.cpp engine/model/*.cpp engine/model/cpu/*.cpp
-compile mutants mutants conformance/mutants/*.cpp
+[ -z "${MUTANTS-yes}" ] || compile mutants mutants conformance/mutants/*.cpp
 compile conform judge conformance/*.cpp
 if [ -n "$nvcc" ]; then
   compile cuda cuda engine/src/engine.cpp engine/kernels/cuda/*.cu engine/kernels/cuda/detail/*.cu engine/model/*.cpp engine/model/cuda/*.cu
@@ -64,7 +65,7 @@ xargs -P "$jobs" -I{} sh -c 'echo "$1" && $1' _ {} <"$todo"
 
 hide="-Xlinker --version-script=cmake/package/exports.map"
 for name in cpu mutants; do
-  eval "objects=\$objects_$name"
+  eval "objects=\${objects_$name:-}"
   [ -z "$objects" ] || $cxx -shared $hide $objects -o "$out/libkdtr_$name.so"
 done
 if [ -n "${objects_cuda:-}" ]; then
